@@ -1,0 +1,39 @@
+# Two commands are enough on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+OUT ?= demo
+
+# One thread a process: the tests and the demo run one process a core.
+export OMP_NUM_THREADS := 1
+
+.PHONY: demo test setup lint clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   train a calibrated and two uncalibrated models, write $(OUT)/index.html"
+	@echo "make test   lint, types and the whole test suite"
+	@echo "make setup  only create .venv and install"
+
+setup: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "mipl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/mipl demo --out $(OUT)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pre-commit validate-config
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --durations=10
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis demo

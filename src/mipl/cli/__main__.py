@@ -1,0 +1,7 @@
+"""``python -m mipl.cli``."""
+
+import sys
+
+from mipl.cli import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""Bags: from files or memory, to batches."""

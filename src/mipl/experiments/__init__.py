@@ -1,0 +1,1 @@
+"""Runs over methods and splits, and the demo."""

@@ -1,0 +1,111 @@
+"""The local engine: one process a run, one thread a process, threads × processes never above the cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+from mipl.experiments.runner import Job, run
+from mipl.records.store import Store
+from mipl.training.progress import progress_bar
+
+
+def run_local(jobs: Sequence[Job], workers: int, show: bool = True) -> list[tuple[Job, str]]:
+    """Make every run that has no record yet, ``workers`` at a time; return the failed ones with the reason.
+
+    A run that fails, or whose process is killed, costs only itself.
+    """
+    store = Store(Path(jobs[0].store)) if jobs else None
+    waiting = [job for job in jobs if store is not None and store.get(job.spec) is None]
+    workers = max(1, min(workers, os.cpu_count() or 1, len(waiting) or 1))
+    total = sum(_epochs(job) for job in waiting)
+    failures: list[tuple[Job, str]] = []
+    running: dict[Connection, tuple[Job, SpawnProcess]] = {}
+    done: dict[int, int] = {}
+    context = multiprocessing.get_context("spawn")  # a forked torch may hang
+    with progress_bar("runs", total, show) as report:
+        try:
+            while waiting or running:
+                while waiting and len(running) < workers:
+                    job = waiting.pop(0)
+                    ours, theirs = context.Pipe(duplex=False)
+                    process = context.Process(target=_work, args=(job, theirs), daemon=True)
+                    with _single_thread():
+                        process.start()
+                    theirs.close()
+                    running[ours] = (job, process)
+                for connection in wait(list(running)):
+                    assert isinstance(connection, Connection)
+                    job, process = running[connection]
+                    message = _receive(connection)
+                    if isinstance(message, int):
+                        done[id(job)] = message
+                        report(sum(done.values()), job.title)
+                        continue
+                    process.join()
+                    connection.close()
+                    del running[connection]
+                    done[id(job)] = _epochs(job)
+                    if message != "finished":
+                        failures.append((job, message or f"its process ended with code {process.exitcode}"))
+        finally:
+            for _, process in running.values():
+                process.terminate()
+                process.join()
+    return failures
+
+
+def _work(job: Job, connection: Any) -> None:
+    """Make one run in a process of its own, sending the epochs done, then ``finished`` or the reason."""
+    import torch
+
+    torch.set_num_threads(1)
+    last = 0.0
+
+    def report(done: int, note: str = "") -> None:
+        nonlocal last
+        if time.monotonic() - last > 0.2:
+            last = time.monotonic()
+            connection.send(done)
+
+    try:
+        run(job, report)
+        connection.send("finished")
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:  # one run's failure is reported, and must not stop the rest
+        connection.send(f"{type(error).__name__}: {error}")
+
+
+def _receive(connection: Connection) -> Any:
+    try:
+        return connection.recv()
+    except EOFError:
+        return None
+
+
+def _epochs(job: Job) -> int:
+    return int(job.spec.recipe_settings["epochs"])
+
+
+class _single_thread:  # noqa: N801 (used as a context manager)
+    """Give a new process one thread: OpenMP reads its environment before torch can be asked."""
+
+    NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+    def __enter__(self) -> None:
+        self.before = {name: os.environ.get(name) for name in self.NAMES}
+        os.environ.update(dict.fromkeys(self.NAMES, "1"))
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self.before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,112 @@
+"""One run: open the data, split, train, predict, measure, leave a record."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import mipl
+from mipl.data.bags import Bags
+from mipl.data.sources import Source
+from mipl.data.splits import Split, official_split, stratified_split
+from mipl.errors import DataError
+from mipl.estimators import BagClassifier, make_classifier
+from mipl.metrics import evaluate
+from mipl.nn.network import BagNetwork
+from mipl.records.spec import RunSpec
+from mipl.records.store import Store
+from mipl.training.progress import Report
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A run to be made, and where its data and its record are."""
+
+    source: Source
+    method: str
+    params: dict[str, Any]  # of make_classifier: recipe, settings
+    split: int
+    split_folder: str | None  # of official splits; None: stratified
+    seed: int
+    data_digest: str
+    store: str
+
+    @property
+    def title(self) -> str:
+        """A few words for the progress bar."""
+        return f"{self.source.name} r={self.source.r} {self.method} split {self.split}"
+
+    def classifier(self) -> BagClassifier:
+        """Return the untrained classifier."""
+        return make_classifier(self.method, random_state=self.seed, **self.params)
+
+    @property
+    def spec(self) -> RunSpec:
+        """What identifies the run."""
+        classifier = self.classifier()
+        method, recipe = classifier.parts()
+        return RunSpec(
+            dataset=self.source.name,
+            r=self.source.r,
+            data_digest=self.data_digest,
+            method=self.method,
+            recipe=classifier.recipe,
+            hyper_parameters=dataclasses.asdict(method),
+            recipe_settings=dataclasses.asdict(recipe),
+            split=self.split,
+            splits="stratified" if self.split_folder is None else "official",
+            seed=self.seed,
+        )
+
+
+def run(job: Job, report: Report | None = None) -> None:
+    """Make one run and leave its record in the store."""
+    bags = job.source.open()
+    if bags.digest() != job.data_digest:
+        raise DataError(f"{job.source.name} has changed since the runs were planned: start again.")
+    train, test = split_of(bags, job)
+    classifier = job.classifier()
+    started = time.perf_counter()
+    classifier.fit(bags[train], report=report)
+    fitted = time.perf_counter()
+    test_bags = bags[test]
+    probabilities = classifier.predict_proba(test_bags)
+    predicted = time.perf_counter()
+    assert test_bags.labels is not None
+    arrays = {
+        "ids": test_bags.ids,
+        "probabilities": probabilities.astype(np.float32),
+        "labels": test_bags.labels,
+        "classes": np.array([str(name) for name in bags.classes]),
+    }
+    if isinstance(classifier.network_, BagNetwork):
+        arrays["attention"] = np.concatenate(classifier.attention_weights(test_bags)).astype(np.float32)
+    info = {
+        "metrics": evaluate(probabilities, test_bags.labels),
+        "data": {"train_bags": len(train), "test_bags": len(test), "provenance": dict(bags.provenance)},
+        "seconds": {"fit": fitted - started, "predict": predicted - fitted},
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "parameters": sum(p.numel() for p in classifier.network_.parameters()),
+        "loss": classifier.history_["loss"],
+        "threads": torch.get_num_threads(),
+        "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
+        "versions": mipl.versions(),
+    }
+    Store(Path(job.store)).put(job.spec, info, arrays)
+
+
+def split_of(bags: Bags, job: Job) -> Split:
+    """Return the (train, test) indices of the job's split."""
+    if bags.labels is None:
+        raise DataError(f"{job.source.name} has no true labels: a run needs them to measure accuracy.")
+    if job.split_folder is None:
+        return stratified_split(bags, job.split)
+    return official_split(bags, Path(job.split_folder), job.split)

@@ -1,0 +1,119 @@
+"""Files and folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mipl.errors import StorageError
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; rename it over ``path`` when the block succeeds.
+
+    On any failure the temporary file is removed and what stood at ``path`` before is kept.
+    """
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        _flush(temporary)
+        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
+        temporary.replace(path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path, marker: str) -> Iterator[Path]:
+    """Yield a temporary folder beside ``path``; rename it to ``path`` when the block succeeds.
+
+    A folder already there is replaced only if it holds the file ``marker``, that is, if it is of the same
+    kind; anything else is left alone with an error.
+    """
+    check_folder(path, marker)
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        temporary.chmod(0o777 & ~_umask())
+        yield temporary
+        for file in temporary.iterdir():
+            _flush(file)
+        old = temporary.with_name(temporary.name + ".old")
+        if path.exists():
+            path.replace(old)
+        temporary.replace(path)
+        shutil.rmtree(old, ignore_errors=True)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_folder(path: Path, marker: str) -> None:
+    """Raise an error if :func:`atomic_folder` could not write ``path``, leaving nothing behind."""
+    if path.exists() and not (path / marker).is_file() and (not path.is_dir() or any(path.iterdir())):
+        raise StorageError(
+            f"{path} exists and holds no {marker}, so it is not replaced: give another folder."
+        )
+    parent = next(folder for folder in (path.parent, *path.parent.parents) if folder.exists())
+    try:
+        with tempfile.TemporaryDirectory(dir=parent):
+            pass
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write ``content`` as indented JSON; NaN and infinity are refused, they are not JSON."""
+    path.write_text(
+        json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object, or say which file is not one."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:  # bad JSON and bad UTF-8
+        raise StorageError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise StorageError(f"{path} is not a JSON object.")
+    return content
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _cannot_write(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"{path} cannot be written: {error.strerror or error}. "
+        "What stood there before is kept; free space or give another place."
+    )

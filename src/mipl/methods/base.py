@@ -1,0 +1,123 @@
+"""What a method is: its hyper-parameters, its network, its objective."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from mipl.data.batch import BagBatch
+from mipl.errors import SettingError
+from mipl.nn.attention import GatedScore, make_attention
+from mipl.nn.encoders import Standardize, make_encoder, output_width
+from mipl.nn.heads import make_head
+from mipl.nn.network import BagNetwork
+from mipl.pseudo_labels import PseudoLabels
+from mipl.registry import Registry, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """Where training stands, and what the recipe's schedules say there."""
+
+    epoch: int  # t = 1 … T
+    epochs: int  # T
+    alpha: float  # share of the old weights in Eq. 15
+    gamma: float  # factor on the method's own γ, from 0 to 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Method(ABC):
+    """A method is a frozen dataclass: the fields are its hyper-parameters, the methods what it computes."""
+
+    summary: ClassVar[str]
+    citation: ClassVar[str]
+
+    @abstractmethod
+    def build(self, feature_shape: tuple[int, ...], k: int, encoder: nn.Module | None = None) -> nn.Module:
+        """Return the untrained network for instances of this shape and k classes."""
+
+    @abstractmethod
+    def objective(self, net: Any, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+        """Return one loss per bag (b,), updating the table of weights where the method does so."""
+
+    @abstractmethod
+    def log_proba(self, net: Any, batch: BagBatch) -> Tensor:
+        """Return log-probabilities (b, k)."""
+
+    def on_epoch_start(self, net: Any, epoch: int) -> None:  # noqa: B027 (most methods need none)
+        """Follow the epoch (1, 2, …), for example with a temperature."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionMethod(Method):
+    """A method on the shared network: encoder, attention over instances, head."""
+
+    attention: Literal["dam", "sam", "mam"] = setting("sam", "how instances are weighed: dam, sam or mam")
+    head: Literal["linear", "sigmoid"] = setting(
+        "linear", "linear, or sigmoid as the earlier methods have it"
+    )
+    width: int = setting(128, "L, the width of instance features (the paper: 128; 512 on the CRC sets)")
+    dropout: float = setting(0.5, "dropout in the encoder")
+    tau_start: float = setting(5.0, "MAM: temperature in the first epoch")
+    tau_decay: float = setting(0.95, "MAM: factor on the temperature from epoch to epoch")
+    tau_min: float = setting(0.1, "MAM: lowest temperature")
+    mam_order: Literal["scores", "weights"] = setting(
+        "scores", "MAM: z-score the scores, or (diverges) the weights"
+    )
+    shared_gate: bool = setting(False, "use one matrix for both gates, as in the authors' released code")
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or not 0.0 <= self.dropout < 1.0:
+            raise SettingError(
+                f"width = {self.width} must be at least 1 and dropout = {self.dropout} in [0, 1)."
+            )
+        if not (self.tau_start >= self.tau_min > 0 and 0 < self.tau_decay <= 1):
+            raise SettingError(
+                "The temperature must start at or above its floor, above 0, with a decay in (0, 1]."
+            )
+
+    def build(self, feature_shape: tuple[int, ...], k: int, encoder: nn.Module | None = None) -> BagNetwork:
+        """Return scaling, encoder, gated score, attention and head as one network."""
+        vectors = len(feature_shape) == 1
+        body = encoder if encoder is not None else make_encoder(feature_shape, self.width, self.dropout)
+        width = output_width(body, feature_shape) if encoder is not None else self.width
+        tau = {
+            "start": self.tau_start,
+            "decay": self.tau_decay,
+            "floor": self.tau_min,
+            "order": self.mam_order,
+        }
+        return BagNetwork(
+            scaling=Standardize(feature_shape) if vectors else nn.Identity(),
+            encoder=body,
+            score=GatedScore(width, k, self.shared_gate),
+            attention=make_attention(self.attention, width, **tau),
+            head=make_head(self.head, width, k),
+        )
+
+    def log_proba(self, net: BagNetwork, batch: BagBatch) -> Tensor:
+        """Return log softmax of the logits (b, k)."""
+        logits: Tensor = net(batch.instances, batch.sizes).logits
+        return logits.log_softmax(dim=1)
+
+    def on_epoch_start(self, net: BagNetwork, epoch: int) -> None:
+        """Set MAM's temperature (Eq. 11)."""
+        net.attention.set_epoch(epoch)
+
+    def disambiguate(
+        self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run Algorithm 1, steps 5–9: return logits, candidates and the updated weights, each (b, k)."""
+        assert batch.candidates is not None  # the trainer takes only bags with candidate sets
+        logits = net(batch.instances, batch.sizes).logits
+        return logits, batch.candidates, table.update(batch.index, logits, clock.alpha)
+
+
+METHODS: Registry[Method] = Registry("method")
+CDL_PAPER = (
+    "Wei Tang, Yin-Fang Yang, Weijia Zhang, Min-Ling Zhang: "
+    "Calibratable Disambiguation Loss for Multi-Instance Partial-Label Learning."
+)

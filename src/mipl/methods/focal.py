@@ -1,0 +1,49 @@
+"""The naive calibration losses the paper compares with: focal and inverse focal loss for bags."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from torch import Tensor
+
+from mipl.data.batch import BagBatch
+from mipl.errors import SettingError
+from mipl.losses import focal_loss, inverse_focal_loss
+from mipl.methods.base import CDL_PAPER, METHODS, AttentionMethod, Clock
+from mipl.nn.network import BagNetwork
+from mipl.pseudo_labels import PseudoLabels
+from mipl.registry import setting
+
+LOSSES = {"fl": focal_loss, "ifl": inverse_focal_loss}
+
+
+@dataclasses.dataclass(frozen=True)
+class Focal(AttentionMethod):
+    """(1 − p)^γ or (1 + p)^γ inside the disambiguation loss."""
+
+    summary = (
+        "Focal (fl, Eq. 5) or inverse focal (ifl, Eq. 6) loss over the candidates: the paper's naive "
+        "calibration, under-confident and over-confident respectively. For comparison, not for use."
+    )
+    citation = CDL_PAPER
+
+    kind: Literal["fl", "ifl"] = setting("fl", "fl: focal, ifl: inverse focal")
+    gamma: float = setting(1.0, "γ, the power of the focal factor")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind not in LOSSES or not self.gamma >= 0:
+            raise SettingError(
+                f"kind = {self.kind!r} must be 'fl' or 'ifl', and gamma = {self.gamma} at least 0."
+            )
+
+    def objective(self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+        """Return Eq. 5 or Eq. 6 of each bag (b,) with the weights of Eq. 15 updated first."""
+        logits, candidates, weights = self.disambiguate(net, batch, table, clock)
+        return LOSSES[self.kind](logits, candidates, weights, self.gamma * clock.gamma)
+
+
+for _attention in ("mam", "sam"):
+    for _kind in LOSSES:
+        METHODS.register(f"{_attention}-{_kind}", Focal, attention=_attention, kind=_kind)

@@ -1,0 +1,32 @@
+"""The momentum-based disambiguation loss alone: what CDL is without its margin factor."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+
+from mipl.data.batch import BagBatch
+from mipl.losses import mdl_loss
+from mipl.methods.base import CDL_PAPER, METHODS, AttentionMethod, Clock
+from mipl.nn.network import BagNetwork
+from mipl.pseudo_labels import PseudoLabels
+
+
+@dataclasses.dataclass(frozen=True)
+class MDL(AttentionMethod):
+    """Cross-entropy against the pseudo-label weights."""
+
+    summary = (
+        "Momentum-based disambiguation loss (Eq. 22) without a margin factor: the uncalibrated reference. "
+        "With head=sigmoid it has the confidence ceiling of the earlier methods."
+    )
+    citation = CDL_PAPER
+
+    def objective(self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+        """Return the MDL of each bag (b,): Eq. 22 with the weights of Eq. 15 updated first."""
+        return mdl_loss(*self.disambiguate(net, batch, table, clock))
+
+
+for _attention in ("dam", "sam", "mam"):
+    METHODS.register(f"{_attention}-mdl", MDL, attention=_attention)

@@ -1,0 +1,1 @@
+"""Network parts; they see tensors, never `Bags`."""

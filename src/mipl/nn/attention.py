@@ -1,0 +1,121 @@
+"""Instance scores ξ and the three attentions of the paper: DAM, SAM, MAM."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from mipl.errors import SettingError, suggest
+from mipl.nn.segments import segment_softmax, segment_sum, segment_zscore
+
+
+class GatedScore(nn.Module):
+    """ξ(h) of Eq. 7: tanh and sigmoid gates, L→k each, multiplied, then k→128→1.
+
+    ``shared_gate`` uses the tanh gate's weights for both, as the authors' released code does by mistake.
+    """
+
+    def __init__(self, width: int, k: int, shared_gate: bool = False) -> None:
+        super().__init__()
+        self.tanh_gate = nn.Linear(width, k)
+        self.sigmoid_gate = nn.Linear(width, k)
+        self.shared_gate = shared_gate
+        self.score = nn.Sequential(nn.Linear(k, 128), nn.ReLU(), nn.Linear(128, 1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(N, L) -> (N,)."""
+        gate = self.tanh_gate if self.shared_gate else self.sigmoid_gate
+        gated = self.tanh_gate(h).tanh() * gate(h).sigmoid()  # (N, k)
+        scores: Tensor = self.score(gated).squeeze(1)
+        return scores
+
+
+class Attention(nn.Module):
+    """Scores ξ (N,) -> weights a (N,) that sum to 1 in every bag."""
+
+    def forward(self, scores: Tensor, segments: Tensor, sizes: Tensor) -> Tensor:
+        """Return the weights of the instances."""
+        raise NotImplementedError
+
+    def set_epoch(self, epoch: int) -> None:
+        """Follow the epoch (1, 2, …); only MAM has something to follow."""
+
+
+class DAM(Attention):
+    """Eq. 8: sigmoid(ξ) divided by its sum over the bag."""
+
+    def forward(self, scores: Tensor, segments: Tensor, sizes: Tensor) -> Tensor:
+        """(N,) -> (N,)."""
+        # softmax of log sigmoid: the same, and 0/0 cannot happen when every score is very negative
+        return segment_softmax(nn.functional.logsigmoid(scores), segments, len(sizes))
+
+
+class SAM(Attention):
+    """Eq. 9: softmax of ξ/√L."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = 1.0 / math.sqrt(width)
+
+    def forward(self, scores: Tensor, segments: Tensor, sizes: Tensor) -> Tensor:
+        """(N,) -> (N,)."""
+        return segment_softmax(scores * self.scale, segments, len(sizes))
+
+
+class MAM(Attention):
+    """Eqs. 10–12 with the temperature τ, which is part of the model: prediction uses the last one.
+
+    ``order="scores"`` (default) is what trains: z-score the scores within the bag (deviation detached),
+    divide by √L, softmax at temperature τ. ``order="weights"`` is the paper's text: softmax at τ, then
+    z-score the weights, which then sum to zero; it diverges (NaN in the second epoch on MNIST-MIPL).
+    """
+
+    EPS = 1e-3  # with 1e-8, gradients explode when a bag's scores are nearly equal
+    tau: Tensor
+
+    def __init__(
+        self,
+        width: int,
+        start: float = 5.0,
+        decay: float = 0.95,
+        floor: float = 0.1,
+        order: Literal["scores", "weights"] = "scores",
+    ) -> None:
+        super().__init__()
+        if order not in ("scores", "weights"):
+            raise SettingError(f"order = {order!r} must be 'scores' or 'weights'.")
+        self.scale = 1.0 / math.sqrt(width)
+        self.start, self.decay, self.floor, self.order = start, decay, floor, order
+        self.register_buffer("tau", torch.tensor(float(start)))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Eq. 11: τ starts at ``start`` in epoch 1 and falls by ``decay`` an epoch, not under ``floor``."""
+        self.tau.fill_(max(self.floor, self.start * self.decay ** (epoch - 1)))
+
+    def forward(self, scores: Tensor, segments: Tensor, sizes: Tensor) -> Tensor:
+        """(N,) -> (N,)."""
+        if self.order == "scores":
+            z = segment_zscore(scores, segments, sizes, self.EPS)
+            return segment_softmax(z * self.scale / self.tau, segments, len(sizes))
+        weights = segment_softmax(scores / self.tau, segments, len(sizes))  # Eq. 10
+        lone = (sizes == 1)[segments]  # a bag with one instance has no deviation: weight 1
+        return torch.where(lone, weights, segment_zscore(weights, segments, sizes, self.EPS))  # Eq. 12
+
+
+def make_attention(name: str, width: int, **tau: float | str) -> Attention:
+    """Return the attention called ``dam``, ``sam`` or ``mam`` for features of width L."""
+    if name == "dam":
+        return DAM()
+    if name == "sam":
+        return SAM(width)
+    if name == "mam":
+        return MAM(width, **tau)  # type: ignore[arg-type]
+    raise SettingError(f"There is no attention '{name}'.{suggest(name, ('dam', 'sam', 'mam'))}")
+
+
+def aggregate(weights: Tensor, h: Tensor, segments: Tensor, bags: int) -> Tensor:
+    """Eq. 13: z = Σ a h within bags, weights (N,), h (N, L) -> (bags, L)."""
+    return segment_sum(weights[:, None] * h, segments, bags)

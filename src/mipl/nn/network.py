@@ -1,0 +1,52 @@
+"""The network all embedded-space methods share: encoder, attention, head."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mipl.nn.attention import Attention, GatedScore, aggregate
+from mipl.nn.segments import segment_ids
+
+
+class Output(NamedTuple):
+    """What one pass over a batch gives."""
+
+    logits: Tensor  # (b, k)
+    embedding: Tensor  # (b, L) z, Eq. 13
+    attention: Tensor  # (N,) a
+    scores: Tensor  # (N,) ξ, Eq. 7
+
+
+class BagNetwork(nn.Module):
+    """Instances (N, …) and sizes (b,) -> logits (b, k), bag features and attention."""
+
+    CHUNK = 4096  # instances encoded at once when no gradient is needed: bounded memory for huge bags
+
+    def __init__(
+        self, scaling: nn.Module, encoder: nn.Module, score: GatedScore, attention: Attention, head: nn.Module
+    ) -> None:
+        super().__init__()
+        self.scaling = scaling
+        self.encoder = encoder
+        self.score = score
+        self.attention = attention
+        self.head = head
+
+    def forward(self, instances: Tensor, sizes: Tensor) -> Output:
+        """Encode, score, weigh, sum within bags, classify (steps 5–8 of Algorithm 1)."""
+        h = self.encode(instances)  # (N, L)
+        segments = segment_ids(sizes)  # (N,)
+        scores = self.score(h)  # (N,)
+        weights = self.attention(scores, segments, sizes)  # (N,)
+        z = aggregate(weights, h, segments, len(sizes))  # (b, L)
+        return Output(self.head(z), z, weights, scores)
+
+    def encode(self, instances: Tensor) -> Tensor:
+        """(N, …) -> (N, L), in chunks when no gradient is needed."""
+        if torch.is_grad_enabled() or len(instances) <= self.CHUNK:
+            features: Tensor = self.encoder(self.scaling(instances))
+            return features
+        return torch.cat([self.encoder(self.scaling(part)) for part in torch.split(instances, self.CHUNK)])

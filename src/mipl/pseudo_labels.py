@@ -1,0 +1,27 @@
+"""The table of pseudo-label weights w and its momentum rule (Eq. 15)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mipl.losses import candidate_log_softmax
+
+
+class PseudoLabels:
+    """w (m, k): one row a training bag, uniform on its candidates at the start; owned by nobody else."""
+
+    def __init__(self, candidates: Tensor, initial: Tensor | None = None) -> None:
+        self.candidates = candidates  # (m, k) bool
+        uniform = candidates / candidates.sum(dim=1, keepdim=True)
+        self.weights = uniform if initial is None else initial.to(uniform)  # (m, k)
+
+    def update(self, index: Tensor, logits: Tensor, alpha: float) -> Tensor:
+        """Set w ← α w + (1 − α) p̃ (Eq. 15) for the bags at ``index`` (b,) and return it (b, k), detached."""
+        weights = self.weights[index]
+        if alpha < 1.0:
+            with torch.no_grad():
+                predicted = candidate_log_softmax(logits.detach(), self.candidates[index]).exp()
+                weights = alpha * weights + (1.0 - alpha) * predicted
+            self.weights[index] = weights
+        return weights

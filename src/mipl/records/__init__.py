@@ -1,0 +1,1 @@
+"""What a run is, and folders of finished runs."""

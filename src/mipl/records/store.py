@@ -1,0 +1,90 @@
+"""Folders of finished runs: ``<hash>/record.json`` and ``<hash>/predictions.npz``, whole or not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mipl.errors import StorageError
+from mipl.files import atomic_folder, read_json, write_json
+from mipl.records.spec import RunSpec
+
+FORMAT = "mipl-record-1"
+ARRAYS = ("ids", "probabilities", "labels")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A finished run: ``info`` as in record.json, and the arrays of its test bags."""
+
+    info: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]  # ids (m,), probabilities (m, k), labels (m,), attention (N,)?
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The spec that made it."""
+        return dict(self.info["spec"])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metric name -> value on the test bags."""
+        return dict(self.info["metrics"])
+
+
+class Store:
+    """The records under one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def get(self, spec: RunSpec) -> Record | None:
+        """Return the finished run of this spec, or None where there is none or it is damaged."""
+        try:
+            return self._read(self.root / spec.hash)
+        except StorageError:
+            return None
+
+    def put(self, spec: RunSpec, info: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Write a finished run; a damaged one of the same spec is replaced."""
+        folder = self.root / spec.hash
+        if folder.exists() and self.get(spec) is None:
+            shutil.rmtree(folder)
+        with atomic_folder(folder, "record.json") as temporary:
+            np.savez_compressed(temporary / "predictions.npz", allow_pickle=False, **arrays)
+            write_json(
+                temporary / "record.json",
+                {"format": FORMAT, "hash": spec.hash, "spec": spec.to_dict(), **info},
+            )
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield every sound record, in the order of the hashes; damaged folders are passed over."""
+        for folder in sorted(self.root.iterdir()) if self.root.is_dir() else ():
+            if (folder / "record.json").is_file():
+                try:
+                    yield self._read(folder)
+                except StorageError:
+                    continue
+
+    def _read(self, folder: Path) -> Record:
+        info = read_json(folder / "record.json")
+        try:
+            with np.load(folder / "predictions.npz", allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in stored.files}
+            sound = (
+                info["format"] == FORMAT
+                and RunSpec(**info["spec"]).hash == info["hash"] == folder.name
+                and len({len(arrays[name]) for name in ARRAYS}) == 1
+                and isinstance(info["metrics"], dict)
+            )
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise StorageError(f"{folder} is damaged: {error}.") from error
+        if not sound:
+            raise StorageError(f"{folder} does not hold the run that its name says.")
+        return Record(info, arrays)

@@ -1,0 +1,84 @@
+"""Names for things, with entries beside the code they name, and settings that explain themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from mipl.errors import SettingError, suggest
+
+T = TypeVar("T")
+
+
+def setting(default: Any, doc: str) -> Any:
+    """Return a dataclass field with one line of doc, shown by ``mipl methods`` and read by ``--set``."""
+    return dataclasses.field(default=default, metadata={"doc": doc})
+
+
+def settings_of(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    """Return the settings of a dataclass by name."""
+    return {field.name: field for field in dataclasses.fields(cls)}
+
+
+def parse_setting(cls: type[Any], name: str, text: str) -> Any:
+    """Return the value that ``name=text`` on the command line stands for, by the field's type."""
+    kind = typing.get_type_hints(cls)[name]
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if type(None) in options and text.lower() == "none":
+        return None
+    for option in options:
+        if typing.get_origin(option) is typing.Literal or option is str:
+            return text
+        if option is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if option in (int, float):
+            try:
+                return option(text)
+            except ValueError:
+                continue
+    names = " or ".join(getattr(option, "__name__", str(option)) for option in options)
+    raise SettingError(f"{name}={text} cannot be read as {names}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry(Generic[T]):
+    """A name, the class behind it and the settings that the name stands for."""
+
+    name: str
+    cls: type[T]
+    preset: Mapping[str, Any]
+
+    def make(self, **settings: Any) -> T:
+        """Return the class made with the preset and ``settings``; an unknown setting names the nearest."""
+        known = settings_of(self.cls)
+        for setting_name in settings:
+            if setting_name not in known:
+                raise SettingError(
+                    f"{self.name} has no setting '{setting_name}'.{suggest(setting_name, known)}"
+                )
+        return self.cls(**{**self.preset, **settings})
+
+
+class Registry(Generic[T]):
+    """Entries by name, in the order they were registered."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._entries: dict[str, Entry[T]] = {}
+
+    def register(self, name: str, cls: type[T], **preset: Any) -> None:
+        """Add an entry; a name can be taken once."""
+        if name in self._entries:
+            raise SettingError(f"There is already a {self.what} '{name}'.")
+        self._entries[name] = Entry(name, cls, preset)
+
+    def __getitem__(self, name: str) -> Entry[T]:
+        if name not in self._entries:
+            raise SettingError(f"There is no {self.what} '{name}'.{suggest(name, self._entries)}")
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)

@@ -1,0 +1,79 @@
+"""A checkpoint: everything that training needs to go on bit for bit, in one safetensors file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from mipl.errors import SettingError, StorageError
+from mipl.files import atomic_file
+from mipl.pseudo_labels import PseudoLabels
+
+FILE = "checkpoint.safetensors"
+
+
+def save_checkpoint(
+    folder: Path,
+    spec: Mapping[str, Any],
+    epoch: int,
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    table: PseudoLabels,
+    history: Mapping[str, list[float]],
+) -> None:
+    """Write the state after ``epoch``; the checkpoint before it stays until this one is whole."""
+    tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
+    for i, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{i}.{name}": value for name, value in state.items() if value is not None}
+    tensors["weights"] = table.weights
+    metadata = {"spec": json.dumps(spec, sort_keys=True), "epoch": str(epoch), "history": json.dumps(history)}
+    with atomic_file(folder / FILE) as temporary:
+        save_file({name: value.contiguous() for name, value in tensors.items()}, temporary, metadata)
+
+
+def load_checkpoint(
+    folder: Path,
+    spec: Mapping[str, Any],
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    table: PseudoLabels,
+) -> tuple[int, dict[str, list[float]]]:
+    """Restore net, optimiser and table; return the last finished epoch (0: none) and the history."""
+    path = folder / FILE
+    if not path.exists():
+        return 0, {}
+    tensors: dict[str, Tensor] = {}
+    try:
+        with safe_open(path, framework="pt") as stored:
+            metadata = stored.metadata() or {}
+            for name in stored.keys():  # noqa: SIM118 (not a mapping)
+                tensors[name] = stored.get_tensor(name)
+        found, epoch, history = (
+            json.loads(metadata["spec"]),
+            int(metadata["epoch"]),
+            json.loads(metadata["history"]),
+        )
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise StorageError(f"{path} is damaged ({error}): delete it to train from the start.") from error
+    differing = [name for name in spec if found.get(name) != json.loads(json.dumps(spec[name]))]
+    if differing:
+        raise SettingError(
+            f"{folder} holds the checkpoint of another training, which differs in "
+            f"{', '.join(sorted(differing))}: give another folder, or delete it."
+        )
+    net.load_state_dict({name[4:]: value for name, value in tensors.items() if name.startswith("net.")})
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name.startswith("optimizer."):
+            _, i, key = name.split(".", 2)
+            state.setdefault(int(i), {})[key] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    table.weights = tensors["weights"].to(table.weights.device)
+    return epoch, history

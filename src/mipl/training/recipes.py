@@ -1,0 +1,112 @@
+"""Recipes: how a method is trained, as data. A new recipe is a new entry at the end of this file."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import torch
+from torch import nn
+
+from mipl.errors import SettingError, suggest
+from mipl.registry import setting
+
+Schedule = Callable[[int, int], float]  # (epoch t = 1 … T, epochs T) -> value
+
+# α of Eq. 15: the share of the old weights. Epoch 1 keeps the initial weights (Algorithm 1).
+ALPHA: dict[str, Schedule] = {
+    "momentum": lambda t, T: 1.0 if t == 1 else (T - t) / T,
+}
+# Factor on the method's own γ.
+GAMMA: dict[str, Schedule] = {
+    "constant": lambda t, T: 1.0,
+}
+# Factor on the learning rate.
+RATE: dict[str, Schedule] = {
+    "cosine": lambda t, T: 0.5 * (1.0 + math.cos(math.pi * (t - 1) / T)),
+    "constant": lambda t, T: 1.0,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Optimiser, schedules and warm-up; each part is replaceable on its own."""
+
+    epochs: int = setting(100, "T, passes over the training bags")
+    batch_size: int = setting(4, "bags a step")
+    optimizer: Literal["sgd", "adamw"] = setting("sgd", "sgd (momentum 0.9, Nesterov) or adamw")
+    lr: float = setting(0.02, "learning rate at the start")
+    weight_decay: float = setting(1e-4, "weight decay")
+    rate: Literal["cosine", "constant"] = setting("cosine", "course of the learning rate: cosine or constant")
+    clip_norm: float | None = setting(1.0, "largest norm of a step's gradient; none: no clipping")
+    alpha: Literal["momentum"] = setting("momentum", "course of α in Eq. 15")
+    gamma_course: Literal["constant"] = setting("constant", "course of the factor on γ")
+    warmup: int = setting(0, "first epochs with the initial weights w⁽¹⁾ and γ = 0")
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size"):
+            if int(getattr(self, name)) < 1:
+                raise SettingError(f"{name} = {getattr(self, name)} must be at least 1.")
+        if (
+            not self.lr > 0
+            or not self.weight_decay >= 0
+            or (self.clip_norm is not None and not self.clip_norm > 0)
+        ):
+            raise SettingError(
+                f"lr = {self.lr} and clip_norm = {self.clip_norm} must be above 0, "
+                f"weight_decay = {self.weight_decay} at least 0."
+            )
+        if not 0 <= self.warmup < self.epochs:
+            raise SettingError(f"warmup = {self.warmup} must be from 0 to epochs − 1 = {self.epochs - 1}.")
+        for name, known in (
+            ("optimizer", ("sgd", "adamw")),
+            ("rate", RATE),
+            ("alpha", ALPHA),
+            ("gamma_course", GAMMA),
+        ):
+            if getattr(self, name) not in known:
+                raise SettingError(
+                    f"There is no {name} '{getattr(self, name)}'.{suggest(getattr(self, name), known)}"
+                )
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return the optimiser; ``foreach`` updates all parameters in one call."""
+        if self.optimizer == "adamw":
+            return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay, foreach=True)
+        return torch.optim.SGD(
+            parameters, lr=self.lr, momentum=0.9, nesterov=True, weight_decay=self.weight_decay, foreach=True
+        )
+
+    def alpha_at(self, epoch: int) -> float:
+        """Return α of Eq. 15; 1 (weights kept) during the warm-up, and the course counted from its end."""
+        return (
+            1.0 if epoch <= self.warmup else ALPHA[self.alpha](epoch - self.warmup, self.epochs - self.warmup)
+        )
+
+    def gamma_at(self, epoch: int) -> float:
+        """Return the factor on γ: 0 during the warm-up."""
+        return (
+            0.0
+            if epoch <= self.warmup
+            else GAMMA[self.gamma_course](epoch - self.warmup, self.epochs - self.warmup)
+        )
+
+    def lr_at(self, epoch: int) -> float:
+        """Return the learning rate."""
+        return self.lr * RATE[self.rate](epoch, self.epochs)
+
+
+RECIPES: dict[str, Recipe] = {
+    "stable": Recipe(),
+    # As the authors ran it: one bag a step, no clipping.
+    "paper": Recipe(batch_size=1, lr=0.01, clip_norm=None),
+}
+
+
+def make_recipe(name: str, **changes: object) -> Recipe:
+    """Return the named recipe with some settings changed; None leaves a setting as the recipe has it."""
+    if name not in RECIPES:
+        raise SettingError(f"There is no recipe '{name}'.{suggest(name, RECIPES)}")
+    return dataclasses.replace(RECIPES[name], **changes)  # type: ignore[arg-type]

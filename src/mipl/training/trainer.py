@@ -1,0 +1,115 @@
+"""The one training loop (Algorithm 1)."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mipl.data.bags import Bags
+from mipl.data.batch import BagLoader
+from mipl.errors import TrainingError
+from mipl.methods.base import Clock, Method
+from mipl.pseudo_labels import PseudoLabels
+from mipl.seeding import rng_for, seed_for
+from mipl.training.checkpoint import load_checkpoint, save_checkpoint
+from mipl.training.progress import Report
+from mipl.training.recipes import Recipe
+
+History = dict[str, list[float]]
+
+
+def training_spec(method: Method, bags: Bags, recipe: Recipe, seed: int) -> dict[str, Any]:
+    """Return what a training is made of; a checkpoint goes on only with the same."""
+    return {
+        "method": type(method).__name__,
+        "hyper-parameters": dataclasses.asdict(method),
+        "recipe": dataclasses.asdict(recipe),
+        "seed": seed,
+        "data": bags.digest(),
+    }
+
+
+def train(
+    method: Method,
+    net: nn.Module,
+    bags: Bags,
+    recipe: Recipe,
+    seed: int,
+    *,
+    device: torch.device | str = "cpu",
+    checkpoint: Path | None = None,
+    report: Report | None = None,
+) -> History:
+    """Train ``net`` in place and return its history, one value an epoch for each name.
+
+    Every epoch draws its randomness from a seed of its own, so that a run resumed after any epoch goes on
+    exactly as if it had never stopped.
+    """
+    if bags.candidates is None:
+        raise ValueError("bags without candidate sets cannot be trained on")
+    net.to(device)
+    loader = BagLoader(bags, device)
+    table = PseudoLabels(
+        torch.tensor(bags.candidates, device=device),
+        None if bags.weights is None else torch.tensor(bags.weights, device=device),
+    )
+    optimizer = recipe.make_optimizer(net.parameters())
+    spec: Mapping[str, Any] = training_spec(method, bags, recipe, seed) if checkpoint else {}
+    done, history = load_checkpoint(checkpoint, spec, net, optimizer, table) if checkpoint else (0, {})
+    for epoch in range(done + 1, recipe.epochs + 1):
+        started = time.perf_counter()
+        clock = Clock(epoch, recipe.epochs, recipe.alpha_at(epoch), recipe.gamma_at(epoch))
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.lr_at(epoch)
+        with torch.random.fork_rng(devices=[] if torch.device(device).type == "cpu" else None):
+            torch.manual_seed(seed_for("epoch", seed, epoch))
+            loss = _epoch(method, net, loader, optimizer, table, clock, recipe, seed)
+        values = {
+            "loss": loss,
+            "lr": recipe.lr_at(epoch),
+            "weight_on_top": float(table.weights.max(dim=1).values.mean()),
+            "seconds": time.perf_counter() - started,
+        }
+        for name, value in values.items():
+            history.setdefault(name, []).append(value)
+        if checkpoint:
+            save_checkpoint(checkpoint, spec, epoch, net, optimizer, table, history)
+        if report:
+            report(epoch, f"loss {loss:.3f}")
+    net.eval()
+    return history
+
+
+def _epoch(
+    method: Method,
+    net: nn.Module,
+    loader: BagLoader,
+    optimizer: torch.optim.Optimizer,
+    table: PseudoLabels,
+    clock: Clock,
+    recipe: Recipe,
+    seed: int,
+) -> float:
+    net.train()
+    method.on_epoch_start(net, clock.epoch)
+    total = 0.0
+    for batch in loader.epoch(recipe.batch_size, rng_for("shuffle", seed, clock.epoch)):
+        losses = method.objective(net, batch, table, clock)  # (b,)
+        optimizer.zero_grad()
+        torch.autograd.backward(losses.mean())
+        if recipe.clip_norm is not None:
+            nn.utils.clip_grad_norm_(net.parameters(), recipe.clip_norm, foreach=True)
+        optimizer.step()
+        total += float(losses.detach().sum())
+        if total != total:
+            raise TrainingError(
+                f"The loss became NaN in epoch {clock.epoch}: lower lr, "
+                "or use recipe='stable', which clips gradients."
+            )
+    return total / len(loader.bags)
