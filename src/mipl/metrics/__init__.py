@@ -1,0 +1,76 @@
+"""Accuracy, calibration and their intervals: pure functions of probabilities (m, k) and labels (m,)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from mipl.errors import SettingError
+from mipl.metrics._inputs import checked
+from mipl.metrics.calibration import (
+    ReliabilityCurve,
+    adaptive_calibration_error,
+    classwise_calibration_error,
+    expected_calibration_error,
+    maximum_calibration_error,
+    reliability_curve,
+)
+from mipl.metrics.classification import accuracy, balanced_accuracy, brier, negative_log_likelihood
+from mipl.metrics.intervals import Interval, Metric, bootstrap_interval
+from mipl.metrics.selective import CoverageCurve, accuracy_at_coverage
+
+__all__ = [
+    "CoverageCurve",
+    "Interval",
+    "Metric",
+    "ReliabilityCurve",
+    "accuracy",
+    "accuracy_at_coverage",
+    "adaptive_calibration_error",
+    "balanced_accuracy",
+    "bootstrap_interval",
+    "brier",
+    "classwise_calibration_error",
+    "evaluate",
+    "expected_calibration_error",
+    "maximum_calibration_error",
+    "negative_log_likelihood",
+    "reliability_curve",
+]
+
+
+def evaluate(
+    probabilities: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    *,
+    bins: int = 15,
+    bootstrap: int = 0,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Return every metric under its function's name, as plain floats that JSON can hold.
+
+    With ``bootstrap`` draws each ``name`` is followed by ``name_low`` and ``name_high``, its 95% interval.
+    """
+    if not isinstance(bootstrap, int | np.integer) or bootstrap < 0:
+        raise SettingError(f"bootstrap is {bootstrap!r}; give a number of draws, or 0 for no intervals.")
+    metrics: dict[str, Metric] = {
+        "accuracy": accuracy,
+        "balanced_accuracy": balanced_accuracy,
+        "brier": brier,
+        "negative_log_likelihood": negative_log_likelihood,
+        "expected_calibration_error": partial(expected_calibration_error, bins=bins),
+        "maximum_calibration_error": partial(maximum_calibration_error, bins=bins),
+        "adaptive_calibration_error": partial(adaptive_calibration_error, bins=bins),
+        "classwise_calibration_error": partial(classwise_calibration_error, bins=bins),
+    }
+    p, y = checked(probabilities, labels)
+    report: dict[str, float] = {}
+    for name, metric in metrics.items():
+        if bootstrap:
+            interval = bootstrap_interval(metric, p, y, draws=bootstrap, seed=seed)
+            report[name], report[f"{name}_low"], report[f"{name}_high"] = interval
+        else:
+            report[name] = metric(p, y)
+    return report

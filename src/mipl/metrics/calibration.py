@@ -1,0 +1,126 @@
+"""How far confidence is from accuracy: the reliability curve and the errors that sum it up.
+
+Equal-width bins are (r/R, (r+1)/R], open on the left, with 0 in the first bin and 1 in the last. Values are
+compared in float64 with r/R rounded to float64: 0.2 lies on the third of fifteen edges and falls below it,
+while the float32 next to 0.2 is a little larger and falls above. So the bin depends on the value alone and
+not on the type of the array that holds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mipl.errors import SettingError
+from mipl.metrics._inputs import Floats, Ints, checked, top_label
+
+
+@dataclass(frozen=True, eq=False)
+class ReliabilityCurve:
+    """Confidence and accuracy in R equal-width bins; both are NaN where a bin is empty."""
+
+    edges: Floats  # (R + 1,)
+    count: Ints  # (R,)
+    confidence: Floats  # (R,)
+    accuracy: Floats  # (R,)
+
+    def to_dict(self) -> dict[str, list[float | None]]:
+        """Return lists that JSON can hold, with None for NaN."""
+        columns = {
+            name: getattr(self, name).tolist() for name in ("edges", "count", "confidence", "accuracy")
+        }
+        return {name: [None if x != x else x for x in column] for name, column in columns.items()}
+
+
+def reliability_curve(
+    probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15
+) -> ReliabilityCurve:
+    """Return P_r and A_r of Eq. 2 for each bin of the top-label confidence.
+
+    ``probabilities`` is (m, k) with rows that sum to 1, ``labels`` (m,) holds column indices.
+    """
+    edges = _edges(bins)  # (R + 1,)
+    confidence, correct = top_label(probabilities, labels)  # (m,), (m,)
+    inside = _equal_width(confidence, bins)  # (m,)
+    count = np.bincount(inside, minlength=bins)  # (R,)
+    size = np.where(count > 0, count, np.nan)  # 0/0 would warn
+    return ReliabilityCurve(
+        edges=edges,
+        count=count,
+        confidence=np.bincount(inside, confidence, minlength=bins) / size,
+        accuracy=np.bincount(inside, correct, minlength=bins) / size,
+    )
+
+
+def expected_calibration_error(
+    probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15
+) -> float:
+    """Eq. 2: mean over the examples of their bin's |A_r − P_r|, in equal-width bins; (m, k) and (m,)."""
+    _check_bins(bins)
+    confidence, correct = top_label(probabilities, labels)
+    return _weighted_gap(confidence, correct, _equal_width(confidence, bins))
+
+
+def maximum_calibration_error(
+    probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15
+) -> float:
+    """Largest |A_r − P_r| of Eq. 2 over the bins that hold an example; (m, k) and (m,)."""
+    curve = reliability_curve(probabilities, labels, bins=bins)
+    return float(np.nanmax(np.abs(curve.accuracy - curve.confidence)))
+
+
+def adaptive_calibration_error(
+    probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15
+) -> float:
+    """Eq. 2 in equal-mass bins: R groups of m/R examples in the order of confidence; (m, k) and (m,).
+
+    Equal confidences share the bin of the first of them, so that neither the order of the examples nor
+    repeating all of them changes the value. With fewer examples than bins each confidence has its own.
+    """
+    _check_bins(bins)
+    confidence, correct = top_label(probabilities, labels)
+    return _weighted_gap(confidence, correct, _equal_mass(confidence, bins))
+
+
+def classwise_calibration_error(
+    probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15
+) -> float:
+    """Mean over the k classes of Eq. 2 for a class's probability against being the true label.
+
+    Every column of the (m, k) probabilities counts, the classes that no label (m,) names too.
+    """
+    _check_bins(bins)
+    p, y = checked(probabilities, labels)
+    k = p.shape[1]
+    truth = y[:, None] == np.arange(k)  # (m, k)
+    inside = _equal_width(p, bins) + bins * np.arange(k)  # (m, k), bins of their own for each class
+    return _weighted_gap(p.ravel(), truth.ravel(), inside.ravel())  # mean over m·k: (1/k) Σ_j of Eq. 2
+
+
+def _weighted_gap(confidence: Floats, correct: npt.NDArray[np.float64 | np.bool_], inside: Ints) -> float:
+    """Eq. 2, with |B_r|·|A_r − P_r| = |Σ (correct − confidence)|: empty bins need no case of their own."""
+    return float(np.abs(np.bincount(inside, correct - confidence)).sum() / confidence.size)
+
+
+def _equal_width(values: Floats, bins: int) -> Ints:
+    """Return for each value the number of inner edges below it; any shape."""
+    return np.searchsorted(_edges(bins)[1:-1], values, side="left")
+
+
+def _equal_mass(values: Floats, bins: int) -> Ints:
+    """Return ⌊R · rank / m⌋ (m,), where equal values have the rank of the first of them."""
+    rank = np.searchsorted(np.sort(values), values, side="left")  # (m,)
+    return rank * bins // values.size
+
+
+def _edges(bins: int) -> Floats:
+    """Return r/R (R + 1,), each the nearest float64, which np.linspace does not promise."""
+    _check_bins(bins)
+    return np.arange(bins + 1) / bins
+
+
+def _check_bins(bins: int) -> None:
+    if not isinstance(bins, int | np.integer) or bins < 1:
+        raise SettingError(f"bins is {bins!r}; give a whole number of bins, 1 or more.")
