@@ -1,0 +1,1 @@
+"""Figures and pages drawn from plain arrays: nothing here knows a model."""
