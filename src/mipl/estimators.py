@@ -15,7 +15,7 @@ import sklearn.exceptions
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import nn
 
@@ -174,6 +174,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict_log_proba(self, bags: Any) -> FloatArray:
         """Return log-probabilities (m, k), columns in the order of ``classes_``."""
+        self._check_fitted()
         parts = [self.method_.log_proba(self.network_, batch).double().cpu() for batch in self._batches(bags)]
         log_p = torch.cat(parts)
         return np.asarray((log_p - log_p.logsumexp(dim=1, keepdim=True)).numpy())
@@ -184,7 +185,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, bags: Any) -> NDArray[Any]:
         """Return the most probable class of each bag (m,), an entry of ``classes_``."""
-        return np.asarray(self.classes_[self.predict_log_proba(bags).argmax(axis=1)])
+        top = self.predict_log_proba(bags).argmax(axis=1)
+        return np.asarray(self.classes_[top])
 
     def score(self, bags: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the accuracy against the true labels: ``y`` (m,), or the labels that the bags carry."""
@@ -220,7 +222,6 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             yield batch, self.network_(batch.instances, batch.sizes)
 
     def _batches(self, bags: Any) -> Iterator[BagBatch]:
-        self._check_fitted()
         bags = as_bags(bags)
         image = (
             {(1, *self.feature_shape_), self.feature_shape_[1:]} if len(self.feature_shape_) > 1 else set()
@@ -268,7 +269,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         }
         with atomic_folder(Path(folder), "model.json") as temporary:
             state = {name: value.cpu().contiguous() for name, value in self.network_.state_dict().items()}
-            save_file(state, temporary / "model.safetensors")
+            (temporary / "model.safetensors").write_bytes(save(state))
             write_json(temporary / "model.json", info)
 
     @classmethod

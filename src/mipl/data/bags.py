@@ -19,9 +19,12 @@ from mipl.data.candidates import (
     candidate_matrix,
     check_classes,
     infer_classes,
+    is_matrix,
     label_array,
+    read_labels,
+    read_sets,
 )
-from mipl.data.validation import flat_array, instance_array, validate
+from mipl.data.validation import check_alike, flat_array, instance_array, validate, weight_array
 from mipl.errors import DataError
 
 Array = NDArray[Any]
@@ -93,18 +96,17 @@ class Bags:
         ``labels``: one index or name per bag. ``classes``: the names in column order; without it they are
         the sorted names, or 0 … k−1, that candidates and labels speak of.
         """
-        parts = [instance_array(array, position) for position, array in enumerate(arrays)]
-        if not parts:
+        given = list(arrays)
+        if not given:
             raise DataError("There is no bag: give at least one array of instances.")
-        names = [str(i) for i in (ids if ids is not None else range(len(parts)))]
-        if len(names) != len(parts):
-            raise DataError(f"There are {len(names)} ids for {len(parts)} bags: give one for each bag.")
-        for name, part in zip(names, parts, strict=True):
-            if part.shape[1:] != parts[0].shape[1:]:
-                raise DataError(
-                    f"Bag '{name}' has instances of shape {part.shape[1:]}, but bag '{names[0]}' has "
-                    f"{parts[0].shape[1:]}: every instance needs the same features."
-                )
+        names = [str(i) for i in (ids if ids is not None else range(len(given)))]
+        if len(names) != len(given):
+            raise DataError(f"There are {len(names)} ids for {len(given)} bags: give one for each bag.")
+        parts = [instance_array(array, name) for array, name in zip(given, names, strict=True)]
+        check_alike(parts, names)
+        if candidates is not None and not is_matrix(candidates):
+            candidates = read_sets(candidates, names)  # an iterable can be read once, and is needed twice
+        labels = None if labels is None else read_labels(labels, names)
         sizes = np.array([len(part) for part in parts], dtype=np.int64)
         known = check_classes(classes) if classes is not None else infer_classes(candidates, labels)
         return cls(
@@ -115,24 +117,29 @@ class Bags:
             ids=np.array(names, dtype=np.str_),
             candidates=None if candidates is None else candidate_matrix(candidates, known, names),
             labels=None if labels is None else label_array(labels, known, names),
-            instance_labels=flat_array(instance_labels, sizes, names, "instance labels", np.int64),
-            coordinates=flat_array(coordinates, sizes, names, "coordinates", None),
+            instance_labels=flat_array(instance_labels, sizes, names, "instance labels", 1),
+            coordinates=flat_array(coordinates, sizes, names, "coordinates", 2),
             groups=None if groups is None else np.array([str(g) for g in groups], dtype=np.str_),
-            weights=None if weights is None else np.asarray(weights, dtype=np.float32),
+            weights=weight_array(weights),
             missing_truth=missing_truth,
             provenance=dict(provenance or {}),
         )
 
     def with_candidates(self, candidates: Any, *, classes: Iterable[Any] | None = None) -> Bags:
         """Return the same bags with other candidate sets; labels are kept where the classes are the same."""
+        ids = self.ids.tolist()
+        if not is_matrix(candidates):
+            candidates = read_sets(candidates, ids)
         known = (
             check_classes(classes) if classes is not None else self.classes or infer_classes(candidates, None)
         )
+        same = known == self.classes
         return dataclasses.replace(
             self,
             classes=known,
-            candidates=candidate_matrix(candidates, known, self.ids.tolist()),
-            labels=self.labels if known == self.classes else None,
+            candidates=candidate_matrix(candidates, known, ids),
+            labels=self.labels if same else None,
+            instance_labels=self.instance_labels if same else None,
             weights=None,
         )
 
@@ -194,11 +201,11 @@ class Bags:
         """Return one bag for an integer; bags for a slice, a mask (m,) or an index array."""
         if isinstance(key, tuple) and len(key) == 2 and key[1] is Ellipsis:
             key = key[0]  # scikit-learn writes bags[index, ...]
-        if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
-            return self._bag(range(len(self))[int(key)])
         if isinstance(key, slice):
             return self._select(np.arange(len(self))[key])
         index = np.asarray(key)
+        if index.ndim == 0 and np.issubdtype(index.dtype, np.integer):
+            return self._bag(range(len(self))[int(index)])
         if index.dtype == np.bool_ and index.shape != (len(self),):
             raise IndexError(f"The mask has shape {index.shape}, but there are {len(self)} bags.")
         if index.ndim != 1 or not (
@@ -214,15 +221,25 @@ class Bags:
         self, kept: Sequence[IntArray], *, provenance: Mapping[str, Any] | None = None
     ) -> Bags:
         """Return bags with only the instances ``kept[i]`` (positions within the bag) of bag i, as a copy."""
-        rows = np.concatenate([start + keep for start, keep in zip(self.starts, kept, strict=True)])
-        sizes = np.array([len(keep) for keep in kept], dtype=np.int64)
+        if len(kept) != len(self):
+            raise DataError(f"There are instances to keep of {len(kept)} bags, but {len(self)} bags.")
+        rows = [np.zeros(0, dtype=np.int64)]  # no bag at all: no row
+        for bag, start, size, keep in zip(self.ids, self.starts, self.sizes, kept, strict=True):
+            places = np.asarray(keep)
+            if places.ndim != 1 or places.dtype.kind not in "iu" or ((places < 0) | (places >= size)).any():
+                raise DataError(
+                    f"Bag '{bag}' has {size} instances: keep at least one, by places from 0 to {size - 1}."
+                )
+            rows.append(start + places.astype(np.int64))
+        sizes = np.array([len(part) for part in rows[1:]], dtype=np.int64)
+        source_rows = np.concatenate(rows)
         return dataclasses.replace(
             self,
-            source=self.source[rows],
+            source=self.source[source_rows],
             starts=_starts(sizes),
             sizes=sizes,
-            instance_labels=None if self.instance_labels is None else self.instance_labels[rows],
-            coordinates=None if self.coordinates is None else self.coordinates[rows],
+            instance_labels=None if self.instance_labels is None else self.instance_labels[source_rows],
+            coordinates=None if self.coordinates is None else self.coordinates[source_rows],
             provenance=self.provenance if provenance is None else provenance,
         )
 
@@ -235,7 +252,8 @@ class Bags:
         state = hashlib.blake2b(digest_size=16)
         state.update(json.dumps([list(self.classes), self.feature_shape, str(self.source.dtype)]).encode())
         for array in (self.instances, self.sizes, self.candidates, self.labels, self.weights):
-            state.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
+            state.update(str(None if array is None else array.shape).encode())
+            state.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
         return state.hexdigest()
 
     def __repr__(self) -> str:
@@ -278,6 +296,10 @@ class Bags:
         selected._freeze()
         return selected
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._freeze()  # a copy from another process is read-only too
+
     def _freeze(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -298,6 +320,8 @@ def as_bags(bags: Any, candidates: Any = None) -> Bags:
         return bags if candidates is None else bags.with_candidates(candidates)
     if getattr(bags, "ndim", 0) == 2:
         raise DataError("A single array of instances was given: put each bag's array in a list, [array].")
+    if not isinstance(bags, Iterable):
+        raise DataError(f"Bags are expected, or a list of arrays, not {bags!r}.")
     items = list(bags)
     if items and all(isinstance(item, Bag) for item in items):
         return Bags.from_list([bag.instances for bag in items], candidates, ids=[bag.id for bag in items])

@@ -78,8 +78,11 @@ def mnist_mipl(
     """
     images = read_idx(raw, "train-images-idx3-ubyte")
     digits = read_idx(raw, "train-labels-idx1-ubyte")
-    if len(images) != len(digits) or images.ndim != 3:
-        raise StorageError(f"{raw} holds {len(images)} images and {len(digits)} labels: they must agree.")
+    if images.ndim != 3 or digits.shape != images.shape[:1]:
+        raise StorageError(
+            f"{raw} holds images of shape {images.shape} and labels of shape {digits.shape}: "
+            "they must be (m, h, w) and (m,)."
+        )
     if len(set(targets)) < 2 or not set(targets) < set(range(10)):
         raise SettingError(
             f"targets = {list(targets)}: give at least two distinct classes from 0 to 9, not all ten."
@@ -111,8 +114,8 @@ def birdsong_mipl(raw: Path, r: int = 1, seed: int = 0) -> Bags:
     548 recordings cannot give 1,300 bags, so bags are synthesised: positives with replacement from the
     species' labelled segments, the rest from the unlabelled ones. Training and test bags share segments.
     """
-    features = _table(raw / "hja_birdsong_features.txt")[:, 1:]
-    species = _table(raw / "hja_birdsong_instance_labels.txt")[:, 1].astype(np.int64)
+    features = _table(raw / "hja_birdsong_features.txt", 39)[:, 1:]
+    species = _table(raw / "hja_birdsong_instance_labels.txt", 2)[:, 1].astype(np.int64)
     if len(features) != len(species):
         raise StorageError(f"{raw} holds {len(features)} segments but {len(species)} instance labels.")
     known = np.unique(species[species >= 0])
@@ -120,7 +123,7 @@ def birdsong_mipl(raw: Path, r: int = 1, seed: int = 0) -> Bags:
         raise StorageError(f"{raw} has {len(known)} species with labelled segments: HJA Birdsong has 13.")
     rng = rng_for("birdsong-mipl", seed)
     sizes = np.clip(np.round(25 + rng.gamma(12, 12.25 / 12, size=1300)), 25, 76).astype(np.int64)
-    positives = np.maximum(1, np.round(0.083 * sizes)).astype(np.int64)
+    positives = np.floor(sizes / 12 + 0.5).astype(np.int64)  # 6.9–10%, the ends of the paper's Table 1
     return _from_pools(
         "birdsong-mipl",
         features.astype(np.float32),
@@ -200,11 +203,16 @@ def _from_pools(
     )
 
 
-def _table(path: Path) -> Array:
+def _table(path: Path, columns: int) -> Array:
     try:
-        return np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
+        table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
     except (OSError, ValueError) as error:
         raise StorageError(f"{path} cannot be read as the HJA Birdsong text file: {error}.") from error
+    if table.shape[1] != columns or not np.isfinite(table).all():
+        raise StorageError(
+            f"{path} is not the HJA Birdsong text file: it needs {columns} numbers in each row."
+        )
+    return table
 
 
 def _species(raw: Path, known: IntArray) -> list[str]:
@@ -212,8 +220,8 @@ def _species(raw: Path, known: IntArray) -> list[str]:
     path = raw / "hja_birdsong_class_names.txt"
     names = {}
     if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             number, _, text = line.partition("\t")
-            if number.strip().isdigit() and text:
+            if number.strip().isdecimal() and text:
                 names[int(number)] = text.split(" - ")[0].strip()
     return [names.get(int(s), f"species {s}") for s in known]

@@ -14,6 +14,7 @@ from mipl.seeding import rng_for
 Classes = tuple[str | int, ...]  # k distinct names, or 0 … k−1
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
+MOST_CLASSES = 10_000  # that indices alone may stand for: more is a year or an id taken for a class
 
 
 def is_matrix(candidates: Any) -> bool:
@@ -21,10 +22,46 @@ def is_matrix(candidates: Any) -> bool:
     return getattr(candidates, "ndim", 0) == 2
 
 
-def infer_classes(candidates: Any, labels: Any) -> Classes:
-    """Return the classes that candidates and labels speak of: names sorted, or ``0 … k−1``."""
-    entries = {entry for bag in _per_bag(candidates) for entry in bag} if not is_matrix(candidates) else set()
-    entries |= {_plain(label) for label in labels} if labels is not None else set()
+def read_sets(candidates: Any, ids: Sequence[str]) -> list[list[str | int]]:
+    """Return one list of names (str) or indices (int) per bag, from any iterables; they are read once."""
+    if isinstance(candidates, (str, bytes)) or not isinstance(candidates, Iterable):
+        raise DataError(
+            f"The candidates are {candidates!r}: give a 0/1 array, or for each bag its classes in a list."
+        )
+    sets = []
+    for position, entries in enumerate(candidates):
+        bag = ids[position] if position < len(ids) else str(position)
+        # A bare name or index is a set of one; a str is iterable, but never a set of letters.
+        single = isinstance(entries, (str, bytes)) or not isinstance(entries, Iterable)
+        single = single or getattr(entries, "ndim", 1) == 0
+        sets.append([_plain(entry, bag) for entry in ([entries] if single else entries)])
+    if len(sets) != len(ids):
+        raise DataError(f"There are {len(sets)} candidate sets for {len(ids)} bags: give one for each bag.")
+    if any(len(set(entries)) < len(entries) for entries in sets) and set().union(*sets) <= {0, 1}:
+        raise DataError(
+            "The candidates look like a 0/1 matrix written as lists, but a list holds class indices: "
+            "pass np.array(candidates)."
+        )
+    return sets
+
+
+def read_labels(labels: Any, ids: Sequence[str]) -> list[str | int]:
+    """Return one name (str) or index (int) per bag, from any iterable; it is read once."""
+    if isinstance(labels, (str, bytes)) or not isinstance(labels, Iterable):
+        raise DataError(f"The labels are {labels!r}: give a list with one class for each bag.")
+    given = list(labels)
+    if len(given) != len(ids):
+        raise DataError(
+            f"There are {len(given)} labels for {len(ids)} bags: give one for each bag, or none at all."
+        )
+    return [_plain(label, bag) for label, bag in zip(given, ids, strict=True)]
+
+
+def infer_classes(candidates: Any, labels: Iterable[str | int] | None) -> Classes:
+    """Return the classes that read candidates and labels speak of: names sorted, or ``0 … k−1``."""
+    entries: set[str | int] = set(labels) if labels is not None else set()
+    if candidates is not None and not is_matrix(candidates):
+        entries = entries.union(*candidates)
     names = {entry for entry in entries if isinstance(entry, str)}
     if names and names != entries:
         raise DataError(
@@ -38,11 +75,19 @@ def infer_classes(candidates: Any, labels: Any) -> Classes:
         return tuple(range(int(np.shape(candidates)[1])))
     if names:
         return tuple(sorted(names))
-    return tuple(range(max((int(entry) for entry in entries), default=-1) + 1))
+    largest = max((int(entry) for entry in entries), default=-1)
+    if largest >= MOST_CLASSES:
+        raise DataError(
+            f"The class {largest} as an index means {largest + 1} classes: write classes as names (str), "
+            "or pass classes=…."
+        )
+    return tuple(range(largest + 1))
 
 
 def check_classes(classes: Iterable[Any]) -> Classes:
     """Return ``classes`` as a tuple of distinct names, or of the indices ``0 … k−1``."""
+    if isinstance(classes, (str, bytes)) or not isinstance(classes, Iterable):
+        raise DataError(f"The classes are {classes!r}: give a list of names in column order.")
     entries = tuple(_plain(entry) for entry in classes)
     if len(set(entries)) != len(entries):
         twice = next(entry for entry in entries if entries.count(entry) > 1)
@@ -64,7 +109,7 @@ def candidate_matrix(candidates: Any, classes: Classes, ids: Sequence[str]) -> B
         values = np.asarray(candidates)
         if values.shape != (m, k):
             raise DataError(
-                f"The candidate matrix is {values.shape[0]}×{values.shape[1]}, "
+                f"The candidate matrix is {'×'.join(str(side) for side in values.shape)}, "
                 f"but there are {m} bags and {k} classes."
             )
         if values.dtype != np.bool_ and not np.isin(values, (0, 1)).all():
@@ -73,11 +118,8 @@ def candidate_matrix(candidates: Any, classes: Classes, ids: Sequence[str]) -> B
                 f"The candidate matrix holds something other than 0 and 1 in the row of bag '{ids[row]}'."
             )
         return values.astype(np.bool_)
-    sets = list(_per_bag(candidates))
-    if len(sets) != m:
-        raise DataError(f"There are {len(sets)} candidate sets for {m} bags: give one for each bag.")
     matrix = np.zeros((m, k), dtype=np.bool_)
-    for row, entries in enumerate(sets):
+    for row, entries in enumerate(read_sets(candidates, ids)):
         for entry in entries:
             matrix[row, class_index(entry, classes, ids[row])] = True
     return matrix
@@ -85,19 +127,13 @@ def candidate_matrix(candidates: Any, classes: Classes, ids: Sequence[str]) -> B
 
 def label_array(labels: Any, classes: Classes, ids: Sequence[str]) -> IntArray:
     """Return labels (m,) as indices into ``classes`` from indices or names."""
-    entries = [_plain(label) for label in labels]
-    if len(entries) != len(ids):
-        raise DataError(
-            f"There are {len(entries)} labels for {len(ids)} bags: give one for each bag, or none at all."
-        )
-    return np.array(
-        [class_index(entry, classes, bag) for entry, bag in zip(entries, ids, strict=True)], dtype=np.int64
-    )
+    entries = zip(read_labels(labels, ids), ids, strict=True)
+    return np.array([class_index(entry, classes, bag) for entry, bag in entries], dtype=np.int64)
 
 
 def class_index(entry: Any, classes: Classes, bag: str) -> int:
     """Return the column of a class given by name (str) or index (int)."""
-    entry = _plain(entry)
+    entry = _plain(entry, bag)
     if isinstance(entry, str):
         if entry in classes:
             return classes.index(entry)
@@ -120,24 +156,14 @@ def add_false_positives(labels: IntArray, k: int, r: int, *seed: str | int) -> B
     return np.argsort(np.argsort(draw, axis=1), axis=1) <= r
 
 
-def _per_bag(candidates: Any) -> Iterable[list[str | int]]:
-    if candidates is None:
-        return
-    for entries in candidates:
-        # A bare name or index is a set of one; a str is iterable, but never a set of letters.
-        if isinstance(entries, str) or not isinstance(entries, Iterable):
-            yield [_plain(entries)]
-        else:
-            yield [_plain(entry) for entry in entries]
-
-
-def _plain(entry: Any) -> str | int:
+def _plain(entry: Any, bag: str | None = None) -> str | int:
     """Return a NumPy or torch scalar as the str or int it stands for."""
     if isinstance(entry, str):
         return str(entry)
-    value = entry.item() if hasattr(entry, "item") else entry
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
-        raise DataError(f"A class is written as {entry!r}: use its name (str) or its index (int).")
-    return value
+    value = entry.item() if getattr(entry, "shape", None) == () else entry
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, (int, str)) and not isinstance(value, bool):
+        return value
+    where = "A class" if bag is None else f"A class of bag '{bag}'"
+    raise DataError(f"{where} is written as {entry!r}: use its name (str) or its index (int).")

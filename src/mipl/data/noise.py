@@ -19,10 +19,11 @@ def remove_true_label(bags: Bags, share: float, seed: int = 0) -> Bags:
     if bags.candidates is None or bags.labels is None:
         raise DataError("Class noise needs bags with candidate sets and true labels.")
     count = round(_checked(share) * len(bags))
-    able = np.flatnonzero(bags.candidates.sum(axis=1) >= 2)
+    inside = bags.candidates[np.arange(len(bags)), bags.labels]
+    able = np.flatnonzero(inside & (bags.candidates.sum(axis=1) >= 2))
     if count > len(able):
         raise DataError(
-            f"{count} bags should lose their true label, but only {len(able)} have another candidate."
+            f"{count} bags should lose their true label, but only {len(able)} have it and another candidate."
         )
     chosen = rng_for("class noise", seed).permutation(able)[:count]
     candidates = bags.candidates.copy()

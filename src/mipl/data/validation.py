@@ -15,46 +15,103 @@ if TYPE_CHECKING:
     from mipl.data.bags import Bags
 
 Array = NDArray[Any]
+STORED = tuple(np.dtype(name) for name in ("float16", "float32", "float64", "uint8"))  # what torch reads too
+KINDS = {  # NumPy's letters: i and u whole numbers, f floats, b true or false, U text
+    "starts": "i",
+    "sizes": "i",
+    "ids": "U",
+    "candidates": "b",
+    "labels": "i",
+    "instance_labels": "i",
+    "coordinates": "iuf",
+    "groups": "U",
+    "weights": "f",
+}
 
 
-def instance_array(array: Any, position: int) -> Array:
+def instance_array(array: Any, bag: str) -> Array:
     """Return one bag's instances (n, …) as floats, or as uint8 (images)."""
-    if hasattr(array, "detach"):  # a torch tensor, of any device
-        array = array.detach().cpu().numpy()
     try:
-        values = np.asarray(array)
-        if values.dtype == object or values.dtype.kind not in "fiub":
-            values = np.asarray(array, dtype=np.float32)
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"Bag {position} is not an array of numbers, instances × features: {error}."
-        ) from error
+        # a torch tensor, of any device, or whatever NumPy reads
+        values = np.asarray(array.detach().cpu().numpy() if hasattr(array, "detach") else array)
+        if values.dtype not in STORED:
+            if values.dtype.kind not in "fiubO":
+                raise TypeError(f"its values are of type {values.dtype}")
+            native = values.dtype.newbyteorder("=")
+            with np.errstate(over="ignore"):  # infinity is refused with the bag's other values
+                values = values.astype(native if native in STORED else np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"Bag '{bag}' is not an array of numbers, instances × features: {error}.") from error
+    if values.ndim and not len(values):
+        raise DataError(f"Bag '{bag}' is empty: every bag needs at least one instance.")
     if values.ndim < 2:
         raise DataError(
-            f"Bag {position} has shape {values.shape}: a bag is instances × features, "
+            f"Bag '{bag}' has shape {values.shape}: a bag is instances × features, "
             "so one instance of d features is (1, d) and one feature is (n, 1)."
         )
-    keep = values.dtype.kind == "f" or values.dtype == np.uint8
-    return values if keep else values.astype(np.float32)
+    return values
 
 
-def flat_array(parts: Iterable[Any] | None, sizes: IntArray, ids: list[str], what: str, dtype: Any) -> Any:
-    """Return one value per instance, given bag by bag, as one array over all instances."""
+def check_alike(parts: list[Array], ids: list[str]) -> None:
+    """Raise a `DataError` for the first bag whose instances are not like the first bag's."""
+    for part, bag in zip(parts, ids, strict=True):
+        if part.shape[1:] != parts[0].shape[1:]:
+            raise DataError(
+                f"Bag '{bag}' has instances of shape {part.shape[1:]}, but bag '{ids[0]}' has "
+                f"{parts[0].shape[1:]}: every instance needs the same features."
+            )
+        if (part.dtype == np.uint8) != (parts[0].dtype == np.uint8):
+            raise DataError(
+                f"Bag '{bag}' is of type {part.dtype}, but bag '{ids[0]}' of type {parts[0].dtype}: "
+                "uint8 stands for value/255, so make all bags uint8 or none."
+            )
+
+
+def flat_array(parts: Iterable[Any] | None, sizes: IntArray, ids: list[str], what: str, ndim: int) -> Any:
+    """Return what is given bag by bag as one array: a whole number (ndim 1) or a row (2) per instance."""
     if parts is None:
         return None
-    arrays = [np.asarray(part, dtype=dtype) for part in parts]
+    try:
+        arrays = [np.asarray(part) for part in parts]
+    except (TypeError, ValueError) as error:
+        raise DataError(f"The {what} are not one array of numbers for each bag: {error}.") from error
     if len(arrays) != len(sizes):
         raise DataError(f"There are {what} for {len(arrays)} bags, but {len(sizes)} bags.")
     for array, size, bag in zip(arrays, sizes, ids, strict=True):
-        if len(array) != size:
-            raise DataError(f"Bag '{bag}' has {size} instances, but {len(array)} {what}.")
-    return np.concatenate(arrays)
+        if array.dtype.kind not in ("iu" if ndim == 1 else "iuf"):
+            numbers = "whole numbers" if ndim == 1 else "numbers"
+            raise DataError(f"The {what} of bag '{bag}' are of type {array.dtype}: give {numbers}.")
+        if array.ndim != ndim or array.shape != (size, *arrays[0].shape[1:]):
+            wanted = f"({size},)" if ndim == 1 else f"({size}, c), the same c in every bag"
+            raise DataError(
+                f"The {what} of bag '{bag}' have shape {array.shape}: its {size} instances ask for {wanted}."
+            )
+    flat = np.concatenate(arrays)
+    return flat.astype(np.int64) if ndim == 1 else flat
+
+
+def weight_array(weights: Any) -> Array | None:
+    """Return initial weights (m, k) as a copy, float32."""
+    try:
+        return None if weights is None else np.array(weights, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"The initial weights are not a table of numbers, bags × classes: {error}."
+        ) from error
 
 
 def validate(bags: Bags) -> None:
     """Raise a `DataError` for the first thing that is wrong."""
     m, k, ids = len(bags.sizes), len(bags.classes), bags.ids
+    if bags.source.ndim < 2 or 0 in bags.source.shape[1:]:
+        raise DataError("The instances have no features: a bag is instances × features.")
+    if bags.source.dtype not in STORED:
+        raise DataError(f"The instances are of type {bags.source.dtype}: use a float, or uint8 for images.")
+    for name, kinds in KINDS.items():
+        if (array := getattr(bags, name)) is not None and array.dtype.kind not in kinds:
+            raise DataError(f"The {name.replace('_', ' ')} cannot be of type {array.dtype}.")
     for name, array, shape in (
+        ("sizes", bags.sizes, (m,)),
         ("starts", bags.starts, (m,)),
         ("ids", bags.ids, (m,)),
         ("candidates", bags.candidates, (m, k)),
@@ -66,9 +123,14 @@ def validate(bags: Bags) -> None:
             raise DataError(
                 f"The {name} have shape {array.shape}, but {m} bags and {k} classes ask for {shape}."
             )
-    for name, array in (("instance labels", bags.instance_labels), ("coordinates", bags.coordinates)):
-        if array is not None and len(array) != len(bags.source):
-            raise DataError(f"There are {len(array)} {name} for {len(bags.source)} instances.")
+    for name, array, ndim in (
+        ("instance labels", bags.instance_labels, 1),
+        ("coordinates", bags.coordinates, 2),
+    ):
+        if array is not None and (array.ndim != ndim or len(array) != len(bags.source)):
+            raise DataError(
+                f"The {name} have shape {array.shape}, but there are {len(bags.source)} instances."
+            )
     unique, count = np.unique(ids, return_counts=True)
     if len(unique) != m:
         raise DataError(
@@ -76,13 +138,12 @@ def validate(bags: Bags) -> None:
         )
     if (bags.sizes < 1).any():
         raise DataError(f"Bag '{ids[bags.sizes < 1][0]}' is empty: every bag needs at least one instance.")
-    if bags.source.ndim < 2 or 0 in bags.source.shape[1:]:
-        raise DataError("The instances have no features: a bag is instances × features.")
     if m and ((bags.starts < 0).any() or (bags.starts + bags.sizes > len(bags.source)).any()):
         raise DataError(
             "A bag reaches outside the instances that are there: the offsets do not fit the data."
         )
     _validate_features(bags)
+    _validate_instances(bags)
     _validate_labels(bags)
 
 
@@ -99,6 +160,23 @@ def _validate_features(bags: Bags) -> None:
                 f"Bag '{bags.ids[i]}' has a NaN, infinite or too large value in instance {instance}: "
                 "replace it or remove the instance."
             )
+
+
+def _validate_instances(bags: Bags) -> None:
+    if bags.instance_labels is not None:
+        given = bags.instance_labels[bags.rows()]
+        outside = (given < -1) | (given >= bags.k)
+        if outside.any():
+            bag = np.repeat(bags.ids, bags.sizes)[outside][0]
+            raise DataError(
+                f"Bag '{bag}' has the instance label {given[outside][0]}: "
+                f"it must be the index of one of the {bags.k} classes, or −1 for none of them."
+            )
+    if bags.coordinates is not None:
+        finite = np.isfinite(bags.coordinates[bags.rows()]).all(axis=1)
+        if not finite.all():
+            bag = np.repeat(bags.ids, bags.sizes)[~finite][0]
+            raise DataError(f"Bag '{bag}' has a NaN or infinite coordinate: mend it, or give no coordinates.")
 
 
 def _validate_labels(bags: Bags) -> None:

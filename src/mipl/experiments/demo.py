@@ -32,14 +32,14 @@ WAYS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 )
 
 
-def run_demo(out: Path, splits: int, workers: int) -> tuple[list[dict[str, Any]], Path]:
+def run_demo(out: Path, folds: int, workers: int) -> tuple[list[dict[str, Any]], Path]:
     """Make the runs that are not there yet, write ``out/index.html``, return one row per way and the page."""
     bags = SOURCE.open()
     store = Store(out / "runs")
     jobs = [
         [
-            Job(SOURCE, method, settings, split, None, 0, bags.digest(), str(store.root))
-            for split in range(1, splits + 1)
+            Job(SOURCE, method, settings, fold, f"fold of {folds}", 0, bags.digest(), str(store.root))
+            for fold in range(1, folds + 1)
         ]
         for _, _, method, settings in WAYS
     ]
@@ -65,11 +65,12 @@ def run_demo(out: Path, splits: int, workers: int) -> tuple[list[dict[str, Any]]
         )
     first = store.get(jobs[-1][0].spec)
     assert first is not None
+    epochs = first.spec["recipe_settings"]["epochs"]
     facts = {
         "Data": f"digits-mipl from scikit-learn's digits: {bags!r}",
-        "Splits": f"{splits} stratified 7:3 splits, test bags pooled",
-        "Training": f"recipe {first.spec['recipe']}, {first.spec['recipe_settings']['epochs']} epochs, seed 0",
-        "Command": f"mipl demo --splits {splits}",
+        "Test": f"{folds}-fold cross-validation, so that every bag is tested once",
+        "Training": f"recipe {first.spec['recipe']}, {epochs} epochs, seed 0",
+        "Command": f"mipl demo --folds {folds}",
         "Versions": ", ".join(f"{name} {version}" for name, version in mipl.versions().items()),
     }
     page = out / "index.html"
@@ -98,7 +99,7 @@ def _views(bags: Bags, record: Record, title: str) -> list[BagView]:
                 confidence=float(probabilities[i].max()),
                 instances=np.asarray(bag.instances),
                 attention=attention[int(i)],
-                positives=bag.instance_labels == bag.label,
+                positives=None if bag.instance_labels is None else np.equal(bag.instance_labels, bag.label),
                 model=title,
             )
         )

@@ -16,7 +16,7 @@ import torch
 import mipl
 from mipl.data.bags import Bags
 from mipl.data.sources import Source
-from mipl.data.splits import Split, official_split, stratified_split
+from mipl.data.splits import Split, official_split, stratified_fold, stratified_split
 from mipl.errors import DataError
 from mipl.estimators import BagClassifier, make_classifier
 from mipl.metrics import evaluate
@@ -34,10 +34,11 @@ class Job:
     method: str
     params: dict[str, Any]  # of make_classifier: recipe, settings
     split: int
-    split_folder: str | None  # of official splits; None: stratified
+    splits: str  # "stratified", "official" or "fold of K"
     seed: int
     data_digest: str
     store: str
+    split_folder: str = ""  # of official splits
 
     @property
     def title(self) -> str:
@@ -62,7 +63,7 @@ class Job:
             hyper_parameters=dataclasses.asdict(method),
             recipe_settings=dataclasses.asdict(recipe),
             split=self.split,
-            splits="stratified" if self.split_folder is None else "official",
+            splits=self.splits,
             seed=self.seed,
         )
 
@@ -107,6 +108,8 @@ def split_of(bags: Bags, job: Job) -> Split:
     """Return the (train, test) indices of the job's split."""
     if bags.labels is None:
         raise DataError(f"{job.source.name} has no true labels: a run needs them to measure accuracy.")
-    if job.split_folder is None:
-        return stratified_split(bags, job.split)
-    return official_split(bags, Path(job.split_folder), job.split)
+    if job.splits == "official":
+        return official_split(bags, Path(job.split_folder), job.split)
+    if job.splits.startswith("fold of "):
+        return stratified_fold(bags, job.split, int(job.splits.removeprefix("fold of ")))
+    return stratified_split(bags, job.split)

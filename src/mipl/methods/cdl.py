@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 from torch import Tensor
@@ -32,7 +33,7 @@ class CDL(AttentionMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.competitor not in ("cc", "cn") or not self.gamma >= 0:
+        if self.competitor not in ("cc", "cn") or not 0 <= self.gamma < math.inf:
             raise SettingError(
                 f"competitor = {self.competitor!r} must be 'cc' or 'cn', and gamma = {self.gamma} at least 0."
             )

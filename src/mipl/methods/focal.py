@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 from torch import Tensor
@@ -33,7 +34,7 @@ class Focal(AttentionMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kind not in LOSSES or not self.gamma >= 0:
+        if self.kind not in LOSSES or not 0 <= self.gamma < math.inf:
             raise SettingError(
                 f"kind = {self.kind!r} must be 'fl' or 'ifl', and gamma = {self.gamma} at least 0."
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from mipl.errors import SettingError, StorageError
@@ -35,7 +35,8 @@ def save_checkpoint(
     tensors["weights"] = table.weights
     metadata = {"spec": json.dumps(spec, sort_keys=True), "epoch": str(epoch), "history": json.dumps(history)}
     with atomic_file(folder / FILE) as temporary:
-        save_file({name: value.contiguous() for name, value in tensors.items()}, temporary, metadata)
+        # bytes first: Python's own write says why it failed, for example on a full disk
+        temporary.write_bytes(save({name: value.contiguous() for name, value in tensors.items()}, metadata))
 
 
 def load_checkpoint(

@@ -59,14 +59,14 @@ def train(
         torch.tensor(bags.candidates, device=device),
         None if bags.weights is None else torch.tensor(bags.weights, device=device),
     )
-    optimizer = recipe.make_optimizer(net.parameters())
+    optimizer = recipe.make_optimizer(net)
     spec: Mapping[str, Any] = training_spec(method, bags, recipe, seed) if checkpoint else {}
     done, history = load_checkpoint(checkpoint, spec, net, optimizer, table) if checkpoint else (0, {})
     for epoch in range(done + 1, recipe.epochs + 1):
         started = time.perf_counter()
         clock = Clock(epoch, recipe.epochs, recipe.alpha_at(epoch), recipe.gamma_at(epoch))
         for group in optimizer.param_groups:
-            group["lr"] = recipe.lr_at(epoch)
+            group["lr"] = group["share"] * recipe.lr_at(epoch)
         with torch.random.fork_rng(devices=[] if torch.device(device).type == "cpu" else None):
             torch.manual_seed(seed_for("epoch", seed, epoch))
             loss = _epoch(method, net, loader, optimizer, table, clock, recipe, seed)
@@ -98,13 +98,14 @@ def _epoch(
 ) -> float:
     net.train()
     method.on_epoch_start(net, clock.epoch)
+    parameters = list(net.parameters())
     total = 0.0
     for batch in loader.epoch(recipe.batch_size, rng_for("shuffle", seed, clock.epoch)):
         losses = method.objective(net, batch, table, clock)  # (b,)
         optimizer.zero_grad()
         torch.autograd.backward(losses.mean())
         if recipe.clip_norm is not None:
-            nn.utils.clip_grad_norm_(net.parameters(), recipe.clip_norm, foreach=True)
+            nn.utils.clip_grad_norm_(parameters, recipe.clip_norm, foreach=True)
         optimizer.step()
         total += float(losses.detach().sum())
         if total != total:

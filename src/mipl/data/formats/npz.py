@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mipl.data.bags import Bags
+from mipl.data.candidates import check_classes
 from mipl.errors import DataError, StorageError
 from mipl.files import atomic_file
 
@@ -28,12 +28,18 @@ def save_npz(bags: Bags, path: Path) -> None:
         "missing_truth": packed.missing_truth,
         "provenance": dict(packed.provenance),
     }
+    try:
+        text = json.dumps(meta)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"The provenance cannot be written to {path}: {error}; use text, numbers, lists and dictionaries."
+        ) from error
     arrays = {name: getattr(packed, name) for name in ARRAYS if getattr(packed, name) is not None}
     with atomic_file(path) as temporary, temporary.open("wb") as file:
         np.savez(
             file,
             allow_pickle=False,
-            meta=np.array(json.dumps(meta)),
+            meta=np.array(text),
             instances=packed.source,
             offsets=packed.offsets,
             ids=packed.ids,
@@ -44,10 +50,11 @@ def save_npz(bags: Bags, path: Path) -> None:
 def load_npz(path: Path) -> Bags:
     """Read bags written by :func:`save_npz`; anything else is refused with a sentence."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            if not isinstance(stored, np.lib.npyio.NpzFile) or "meta" not in stored:
-                raise StorageError(f"{path} does not hold bags: make such a file with Bags.save.")
-            content: dict[str, Any] = {name: stored[name] for name in stored.files}
+        with path.open("rb") as file:
+            stored = np.load(file, allow_pickle=False)
+            content: dict[str, Any] = dict(stored) if isinstance(stored, np.lib.npyio.NpzFile) else {}
+        if "meta" not in content:
+            raise StorageError(f"{path} does not hold bags: make such a file with Bags.save.")
         meta = json.loads(str(content["meta"]))
         if meta.get("format") != FORMAT:
             raise StorageError(
@@ -58,17 +65,22 @@ def load_npz(path: Path) -> Bags:
             source=content["instances"],
             starts=offsets[:-1],
             sizes=np.diff(offsets),
-            classes=tuple(meta["classes"]),
+            classes=check_classes(meta["classes"]),
             ids=content["ids"],
             missing_truth=bool(meta["missing_truth"]),
-            provenance=meta["provenance"],
+            provenance=dict(meta["provenance"]),
             **{name: content.get(name) for name in ARRAYS},
         )
-    except (StorageError, DataError):
+    except StorageError:
         raise
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
     except FileNotFoundError as error:
-        raise StorageError(f"{path} does not exist.") from error
-    except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise StorageError(f"{path} does not exist: check the path.") from error
+    except (IsADirectoryError, PermissionError) as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}.") from error
+    except Exception as error:  # the reader of a damaged zip raises whatever it stumbles on
         raise StorageError(
-            f"{path} is damaged or is not an .npz of bags ({type(error).__name__}: {error})."
+            f"{path} is damaged or is not an .npz of bags ({type(error).__name__}: {error}); "
+            "make such a file with Bags.save."
         ) from error

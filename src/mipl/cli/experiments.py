@@ -1,0 +1,179 @@
+"""demo and run: several models, compared."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mipl.cli.app import (
+    DataArg,
+    DataSeedOpt,
+    JsonOpt,
+    RawOpt,
+    RecipeOpt,
+    ROpt,
+    SeedOpt,
+    SetOpt,
+    app,
+    as_text,
+    print_json,
+    read_settings,
+)
+from mipl.errors import SettingError
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the page and the runs.")] = Path("demo"),
+    folds: Annotated[int, typer.Option("--folds", min=2, help="Folds of the cross-validation.")] = 3,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes at a time.")] = 2,
+    as_json: JsonOpt = False,
+) -> None:
+    """Train one network three ways on the embedded digits bags and compare accuracy and calibration."""
+    from mipl.experiments.demo import run_demo
+
+    console = Console(stderr=True)
+    if not as_json:
+        console.print(
+            "Training one network three ways on digits-mipl (250 bags, 5 classes, 1 false positive a bag) …"
+        )
+    rows, page = run_demo(out, folds, jobs)
+    if as_json:
+        print_json({"models": rows, "page": str(page)})
+        return
+    table = Table(title=f"digits-mipl, {rows[0]['test_bags']} test bags, {folds}-fold cross-validation")
+    for column, justify in (
+        ("model", "left"),
+        ("accuracy", "right"),
+        ("ECE", "right"),
+        ("mean confidence", "right"),
+        ("seconds", "right"),
+    ):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(
+            row["title"],
+            f"{100 * row['accuracy']:.1f}%",
+            f"{100 * row['expected_calibration_error']:.1f}%",
+            f"{100 * row['mean_confidence']:.1f}%",
+            f"{row['seconds']:.1f}",
+        )
+    Console().print(table)
+    typer.echo(f"Page: {page}")
+
+
+@app.command()
+def run(
+    data: DataArg,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder for one folder of records per run.")
+    ],
+    methods_: Annotated[
+        str, typer.Option("--methods", help="Names separated by commas, or 'all'.")
+    ] = "sam-cn",
+    splits: Annotated[str, typer.Option("--splits", help="Which splits: 1-10, or 1,3,5.")] = "1-10",
+    official: Annotated[
+        Path | None,
+        typer.Option(
+            "--official",
+            metavar="DIR",
+            help="Folder of official index<k>.mat files, in place of stratified splits.",
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes at a time, one thread each.")] = 2,
+    settings: SetOpt = None,
+    recipe: RecipeOpt = "stable",
+    r: ROpt = 1,
+    raw: RawOpt = None,
+    seed: SeedOpt = 0,
+    data_seed: DataSeedOpt = 0,
+    as_json: JsonOpt = False,
+) -> None:
+    """Train methods over train/test splits in parallel, leaving one record a run; finished runs are kept."""
+    from mipl.data.sources import Source
+    from mipl.experiments.engines import run_local
+    from mipl.experiments.runner import Job, split_of
+    from mipl.methods import METHODS
+    from mipl.records.store import Store
+    from mipl.records.summary import summarise
+
+    source = Source(data, r, data_seed, as_text(raw))
+    bags = source.open()
+    names = (
+        list(METHODS) if methods_ == "all" else [name.strip() for name in methods_.split(",") if name.strip()]
+    )
+    planned = [
+        Job(
+            source=source,
+            method=name,
+            params={"recipe": recipe, **read_settings(name, settings)},
+            split=split,
+            seed=seed,
+            data_digest=bags.digest(),
+            store=str(out),
+            splits="stratified" if official is None else "official",
+            split_folder=as_text(official) or "",
+        )
+        for name in names
+        for split in _numbers(splits)
+    ]
+    for job in planned:  # bad settings and splits are found before the first run, not after hours
+        split_of(bags, job)
+    specs = [job.spec for job in planned]
+    try:
+        failures = run_local(planned, jobs, show=not as_json)
+    except KeyboardInterrupt:
+        print(f"mipl: stopped; finished runs are in {out}: the same command makes the rest.", file=sys.stderr)
+        raise typer.Exit(130) from None
+    store = Store(out)
+    rows = summarise([record for spec in specs if (record := store.get(spec)) is not None])
+    if as_json:
+        print_json(
+            {
+                "runs": len(specs),
+                "failed": [{"run": job.title, "reason": reason} for job, reason in failures],
+                "summary": rows,
+            }
+        )
+    else:
+        table = Table(
+            "method",
+            "runs",
+            "accuracy",
+            "ECE",
+            "fit seconds",
+            title=f"{source.name} r={r}, mean ± deviation over splits",
+            title_justify="left",
+        )
+        for row in rows:
+            table.add_row(
+                row["method"],
+                str(row["runs"]),
+                f"{row['accuracy']:.2f} ± {row['accuracy_std']:.2f}",
+                f"{row['ece']:.2f} ± {row['ece_std']:.2f}",
+                f"{row['seconds']:.1f}",
+            )
+        Console().print(table)
+    for job, reason in failures:
+        print(f"mipl: {job.title} failed: {reason}", file=sys.stderr)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the numbers of '1-3,7'."""
+    numbers: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            numbers += range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise SettingError(f"--splits {text} cannot be read: write 1-10, or 1,3,5.") from None
+    if not numbers or len(set(numbers)) != len(numbers) or min(numbers) < 1:
+        raise SettingError(f"--splits {text} names no split, one twice, or one below 1.")
+    return numbers

@@ -1,0 +1,244 @@
+"""methods, fit, predict, evaluate: one model at a time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mipl.cli.app import (
+    DataArg,
+    DataSeedOpt,
+    JsonOpt,
+    RawOpt,
+    RecipeOpt,
+    ROpt,
+    SeedOpt,
+    SetOpt,
+    app,
+    as_text,
+    print_json,
+    read_settings,
+)
+from mipl.errors import DataError, suggest
+
+
+@app.command()
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One method, with its settings.")
+    ] = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """List the methods, or show one with its settings and its citation, and the recipes."""
+    import dataclasses
+
+    from mipl.methods import METHODS
+    from mipl.registry import settings_of
+    from mipl.training.recipes import RECIPES, Recipe
+
+    if name is None:
+        entries = [{"name": entry, "summary": METHODS[entry].cls.summary} for entry in METHODS]
+        if as_json:
+            print_json(entries)
+            return
+        table = Table("name", "what it is")
+        for entry in entries:
+            table.add_row(entry["name"], entry["summary"])
+        Console().print(table)
+        return
+    entry_ = METHODS[name]
+    made = dataclasses.asdict(entry_.make())
+    settings = [
+        {"name": key, "value": made[key], "doc": field.metadata.get("doc", "")}
+        for key, field in settings_of(entry_.cls).items()
+    ]
+    recipes = [
+        {"name": key, "doc": field.metadata.get("doc", ""), **{r: getattr(RECIPES[r], key) for r in RECIPES}}
+        for key, field in settings_of(Recipe).items()
+    ]
+    if as_json:
+        print_json(
+            {
+                "name": name,
+                "summary": entry_.cls.summary,
+                "citation": entry_.cls.citation,
+                "settings": settings,
+                "recipes": recipes,
+            }
+        )
+        return
+    console = Console()
+    console.print(f"[bold]{name}[/bold]\n{entry_.cls.summary}\n\n{entry_.cls.citation}\n")
+    table = Table(
+        "setting",
+        "value",
+        "what it is",
+        title="Settings of the method (--set setting=value)",
+        title_justify="left",
+    )
+    for row in settings:
+        table.add_row(row["name"], str(row["value"]), row["doc"])
+    console.print(table)
+    table = Table(
+        "setting",
+        *RECIPES,
+        "what it is",
+        title="Settings of the recipes (--recipe NAME, --set setting=value)",
+        title_justify="left",
+    )
+    for row in recipes:
+        table.add_row(row["name"], *(str(row[r]) for r in RECIPES), row["doc"])
+    console.print(table)
+
+
+@app.command()
+def fit(
+    data: DataArg,
+    out: Annotated[Path, typer.Option("--out", metavar="MODEL", help="Folder to write the model to.")],
+    method: Annotated[str, typer.Option("--method", help="A name from 'mipl methods'.")] = "sam-cn",
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            "--labels", metavar="FILE", help="CSV with bag_id, candidates (a|b|c) and optionally label."
+        ),
+    ] = None,
+    settings: SetOpt = None,
+    recipe: RecipeOpt = "stable",
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", metavar="DIR", help="Folder to keep the state in, and to go on from."),
+    ] = None,
+    r: ROpt = 1,
+    raw: RawOpt = None,
+    seed: SeedOpt = 0,
+    data_seed: DataSeedOpt = 0,
+    as_json: JsonOpt = False,
+) -> None:
+    """Train a model on bags with candidate sets."""
+    from mipl.data.formats.table import apply_label_table
+    from mipl.data.sources import Source
+    from mipl.estimators import make_classifier
+    from mipl.files import check_folder
+
+    bags = Source(data, r, data_seed, as_text(raw)).open()
+    if labels is not None:
+        bags = apply_label_table(bags, labels)
+    classifier = make_classifier(
+        method, recipe=recipe, random_state=seed, verbose=not as_json, **read_settings(method, settings)
+    )
+    check_folder(out, "model.json")  # before an hour of training, not after it
+    try:
+        classifier.fit(bags, checkpoint=checkpoint)
+    except KeyboardInterrupt:
+        kept = (
+            f"the epochs finished so far are in {checkpoint}: the same command goes on from there"
+            if checkpoint
+            else "nothing is kept; --checkpoint DIR would keep it"
+        )
+        print(f"mipl: stopped; {kept}.", file=sys.stderr)
+        raise typer.Exit(130) from None
+    classifier.save(out)
+    result = {
+        "model": str(out),
+        "method": method,
+        "bags": len(bags),
+        "classes": [str(name) for name in bags.classes],
+        "epochs": classifier.recipe_.epochs,
+        "loss": classifier.history_["loss"][-1],
+        "seconds": sum(classifier.history_["seconds"]),
+    }
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo(
+            f"{bags!r}\n{method} trained for {result['epochs']} epochs in {result['seconds']:.1f} s; "
+            f"model written to {out}"
+        )
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that 'mipl fit' wrote.")],
+    data: DataArg,
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="FILE", help="CSV to write: bag_id, label, confidence, p(class) …"),
+    ],
+    r: ROpt = 1,
+    raw: RawOpt = None,
+    data_seed: DataSeedOpt = 0,
+    as_json: JsonOpt = False,
+) -> None:
+    """Predict bags with a trained model."""
+    from mipl.data.formats.table import write_predictions
+    from mipl.data.sources import Source
+    from mipl.estimators import load
+
+    classifier = load(model)
+    bags = Source(data, r, data_seed, as_text(raw)).open()
+    probabilities = classifier.predict_proba(bags)
+    write_predictions(out, bags.ids.tolist(), classifier.classes_.tolist(), probabilities)
+    confidence = float(probabilities.max(axis=1).mean())
+    if as_json:
+        print_json({"predictions": str(out), "bags": len(bags), "mean_confidence": confidence})
+    else:
+        typer.echo(f"{len(bags)} bags predicted, mean confidence {100 * confidence:.1f}%; written to {out}")
+
+
+@app.command()
+def evaluate(
+    predictions: Annotated[
+        Path, typer.Argument(metavar="PREDICTIONS", help="CSV that 'mipl predict' wrote.")
+    ],
+    data: DataArg,
+    bootstrap: Annotated[
+        int, typer.Option("--bootstrap", min=0, help="Draws for 95% intervals; 0: none.")
+    ] = 1000,
+    r: ROpt = 1,
+    raw: RawOpt = None,
+    data_seed: DataSeedOpt = 0,
+    as_json: JsonOpt = False,
+) -> None:
+    """Measure accuracy and calibration of predictions against the true labels."""
+    import numpy as np
+
+    from mipl.data.formats.table import read_predictions
+    from mipl.data.sources import Source
+    from mipl.metrics import evaluate as measure
+
+    ids, classes, probabilities = read_predictions(predictions)
+    bags = Source(data, r, data_seed, as_text(raw)).open()
+    if bags.labels is None:
+        raise DataError(f"{data} has no true labels: they are needed to evaluate predictions.")
+    truth = {
+        bag: str(bags.classes[label])
+        for bag, label in zip(bags.ids.tolist(), bags.labels.tolist(), strict=True)
+    }
+    for bag in ids:
+        if bag not in truth:
+            raise DataError(f"{predictions} predicts the bag '{bag}', which is not in {data}.")
+        if truth[bag] not in classes:
+            raise DataError(
+                f"The bag '{bag}' has the label '{truth[bag]}', for which {predictions} has no column."
+                f"{suggest(truth[bag], classes)}"
+            )
+    values = measure(probabilities, np.array([classes.index(truth[bag]) for bag in ids]), bootstrap=bootstrap)
+    if as_json:
+        print_json({"bags": len(ids), **values})
+        return
+    table = Table(
+        "metric",
+        "value",
+        *(["95% interval"] if bootstrap else []),
+        title=f"{len(ids)} of {len(bags)} bags",
+        title_justify="left",
+    )
+    for name in [key for key in values if not key.endswith(("_low", "_high"))]:
+        interval = [f"{values[f'{name}_low']:.4f} – {values[f'{name}_high']:.4f}"] if bootstrap else []
+        table.add_row(name.replace("_", " "), f"{values[name]:.4f}", *interval)
+    Console().print(table)

@@ -1,0 +1,95 @@
+"""Records: whole or not there, named by what made them."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from mipl.records.spec import RunSpec
+from mipl.records.store import Store
+from mipl.records.summary import summarise
+
+SPEC = RunSpec("digits-mipl", 1, "d1", "sam-cn", "stable", {"gamma": 1.0}, {"epochs": 3}, 1, "stratified", 0)
+
+
+def put(store, spec, accuracy=0.5):
+    arrays = {
+        "ids": np.array(["a", "b"]),
+        "probabilities": np.array([[0.2, 0.8], [0.6, 0.4]], dtype=np.float32),
+        "labels": np.array([1, 0]),
+    }
+    metrics = {"accuracy": accuracy, "expected_calibration_error": 0.1}
+    store.put(spec, {"metrics": metrics, "seconds": {"fit": 1.0}}, arrays)
+    return arrays
+
+
+def test_what_is_put_is_got(tmp_path):
+    store = Store(tmp_path / "deep" / "store")
+    assert store.get(SPEC) is None
+    arrays = put(store, SPEC)
+    record = store.get(SPEC)
+    assert record.spec == SPEC.to_dict()
+    assert record.metrics["accuracy"] == 0.5
+    assert all((record.arrays[name] == arrays[name]).all() for name in arrays)
+    assert [record.spec for record in store] == [SPEC.to_dict()]
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(RunSpec)])
+def test_any_change_of_the_spec_is_another_run(field):
+    value = getattr(SPEC, field)
+    other = {"str": lambda v: v + "x", "int": lambda v: v + 1, "dict": lambda v: {**v, "x": 1}}[
+        type(value).__name__
+    ]
+    assert dataclasses.replace(SPEC, **{field: other(value)}).hash != SPEC.hash
+
+
+def test_the_hash_does_not_depend_on_the_order_of_settings():
+    one = dataclasses.replace(SPEC, hyper_parameters={"a": 1, "b": 2})
+    assert one.hash == dataclasses.replace(SPEC, hyper_parameters={"b": 2, "a": 1}).hash
+    assert SPEC.hash == "560cae3cd6692157"  # a hash that moved would orphan every record on disk
+
+
+def damages():
+    return {
+        "no json": lambda f: (f / "record.json").unlink(),
+        "bad json": lambda f: (f / "record.json").write_text("{"),
+        "no arrays": lambda f: (f / "predictions.npz").unlink(),
+        "cut arrays": lambda f: (f / "predictions.npz").write_bytes(
+            (f / "predictions.npz").read_bytes()[:60]
+        ),
+        "another run": lambda f: (f / "record.json").write_text(
+            (f / "record.json").read_text().replace('"split": 1', '"split": 2')
+        ),
+    }
+
+
+@pytest.mark.parametrize("damage", damages())
+def test_a_damaged_record_is_found_and_replaced(damage, tmp_path):
+    store = Store(tmp_path)
+    put(store, SPEC)
+    damages()[damage](tmp_path / SPEC.hash)
+    assert store.get(SPEC) is None
+    assert list(store) == []
+    put(store, SPEC, accuracy=0.75)
+    assert store.get(SPEC).metrics["accuracy"] == 0.75
+    assert [p.name for p in tmp_path.iterdir()] == [SPEC.hash]
+
+
+def test_a_record_that_cannot_be_written_leaves_nothing(tmp_path):
+    store = Store(tmp_path)
+    with pytest.raises(ValueError):
+        store.put(SPEC, {"metrics": {"accuracy": float("nan")}}, {"ids": np.array(["a"])})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_summary_is_mean_and_deviation_over_splits(tmp_path):
+    store = Store(tmp_path)
+    for split, accuracy in ((1, 0.5), (2, 0.7), (3, 0.9)):
+        put(store, dataclasses.replace(SPEC, split=split), accuracy)
+    (row,) = summarise(store)
+    assert (row["method"], row["runs"]) == ("sam-cn", 3)
+    assert row["accuracy"] == pytest.approx(70)
+    assert row["accuracy_std"] == pytest.approx(20)
+    assert row["accuracy_min"] == pytest.approx(50)
+    assert json.dumps(row)

@@ -1,0 +1,80 @@
+"""The rooms import only what stands before them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import mipl
+
+ROOT = Path(mipl.__file__).parent
+BASE = {"errors", "seeding", "registry", "files"}
+# room -> the rooms it may know, besides itself and the base
+MAY_KNOW = {
+    "data": set(),
+    "nn": set(),
+    "losses": set(),
+    "metrics": set(),
+    "theory": set(),
+    "pseudo_labels": {"losses"},
+    "methods": {"data", "nn", "losses", "pseudo_labels"},
+    "training": {"data", "nn", "losses", "pseudo_labels", "methods"},
+    "estimators": {"data", "nn", "losses", "pseudo_labels", "methods", "training"},
+    "records": set(),
+    "reports": {"records", "metrics"},
+    "experiments": {"data", "nn", "methods", "training", "estimators", "metrics", "records", "reports"},
+    "cli": {"data", "methods", "training", "estimators", "metrics", "records", "experiments", "reports"},
+}
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def room_of(path):
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def imports(path):
+    """Every mipl room that a file imports, wherever in the file the import stands."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write imports in full"
+            names = [node.module] if node.module != "mipl" else [f"mipl.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "mipl" and len(parts) > 1:
+                yield parts[1]
+
+
+def test_every_room_is_known():
+    rooms = {room_of(path) for path in FILES} - {"__init__"}
+    assert rooms == BASE | set(MAY_KNOW)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_one_way(path):
+    room = room_of(path)
+    if room == "__init__":
+        return
+    allowed = BASE if room in BASE else BASE | {room} | MAY_KNOW[room]
+    assert set(imports(path)) <= allowed | {"versions"}
+
+
+def test_only_files_one_reader_can_hold():
+    long = {str(p.relative_to(ROOT)): n for p in FILES if (n := len(p.read_text().splitlines())) > 430}
+    assert long == {}
+
+
+def test_nothing_is_unpickled():
+    for path in FILES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] + [getattr(node, "module", "") or ""]
+                assert not {"pickle", "joblib", "dill", "cloudpickle"} & {
+                    name.split(".")[0] for name in names
+                }, path
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("np.load", "torch.load"):
+                safe = {"allow_pickle=False", "weights_only=True"}
+                assert safe & {ast.unparse(keyword) for keyword in node.keywords}, f"{path}:{node.lineno}"

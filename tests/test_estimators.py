@@ -1,0 +1,279 @@
+"""The scikit-learn face, as a user meets it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone, is_classifier
+from sklearn.model_selection import GridSearchCV, cross_val_score
+
+import mipl
+from mipl.data.bags import Bags
+from mipl.data.benchmarks import gaussian_bags
+from mipl.errors import DataError, SettingError, StorageError
+from mipl.estimators import BagClassifier, CDLClassifier, MiplNotice, NotFittedError
+
+FAST = {"epochs": 3}
+
+
+@pytest.fixture(scope="module")
+def model(gaussian):
+    return CDLClassifier(epochs=12).fit(gaussian)
+
+
+def test_candidates_as_matrix_as_indices_and_as_names_train_the_same_model(gaussian):
+    arrays = [bag.instances for bag in gaussian]
+    names = ["ash", "birch", "cedar"]
+    sets = [np.flatnonzero(row).tolist() for row in gaussian.candidates]
+    by_matrix = CDLClassifier(**FAST).fit(arrays, gaussian.candidates.astype(int))
+    by_index = CDLClassifier(**FAST).fit(arrays, sets)
+    by_name = CDLClassifier(**FAST).fit(arrays, [{names[c] for c in entry} for entry in sets])
+    p = by_matrix.predict_proba(arrays)
+    assert (by_index.predict_proba(arrays) == p).all()
+    assert (by_name.predict_proba(arrays) == p).all()
+    assert set(by_name.predict(arrays)) <= set(names)
+    assert by_name.classes_.tolist() == names
+    assert by_index.classes_.tolist() == [0, 1, 2]
+
+
+def test_torch_tensors_and_lists_of_lists_are_bags_too(model, gaussian):
+    p = model.predict_proba(gaussian[:4])
+    assert (model.predict_proba([torch.tensor(bag.instances) for bag in gaussian[:4]]) == p).all()
+    assert (model.predict_proba([bag.instances.tolist() for bag in gaussian[:4]]) == p).all()
+    assert (model.predict_proba(list(gaussian[:4])) == p).all()
+
+
+def test_one_instance_and_ten_thousand_are_predicted(model):
+    rng = np.random.default_rng(0)
+    p = model.predict_proba([rng.normal(size=(1, 5)), rng.normal(size=(10_000, 5))])
+    assert p.shape == (2, 3)
+    assert np.isfinite(p).all()
+    assert [len(a) for a in model.attention_weights([np.ones((1, 5)), np.ones((10_000, 5))])] == [1, 10_000]
+
+
+def test_images_with_and_without_a_channel_are_the_same(digits):
+    model = CDLClassifier(epochs=1).fit(digits)
+    with_channel = [bag.instances[:, None] for bag in digits[:5]]
+    np.testing.assert_allclose(model.predict_proba(with_channel), model.predict_proba(digits[:5]), atol=1e-6)
+    other = CDLClassifier(epochs=1).fit([bag.instances[:, None] for bag in digits], digits.candidates)
+    np.testing.assert_allclose(other.predict_proba(digits[:5]), model.predict_proba(digits[:5]), atol=1e-5)
+
+
+def test_a_vector_of_64_values_is_not_guessed_to_be_an_image(digits):
+    flat = [bag.instances.reshape(-1, 64) for bag in digits[:20]]
+    model = CDLClassifier(epochs=1).fit(flat, digits.candidates[:20])
+    assert model.feature_shape_ == (64,)
+    assert model.network_.encoder[0].in_features == 64
+
+
+def test_scaling_is_of_the_training_bags_and_only_of_vectors(gaussian, digits):
+    model = CDLClassifier(epochs=1).fit(gaussian)
+    np.testing.assert_allclose(model.network_.scaling.mean, gaussian.instances.mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(model.network_.scaling.std, gaussian.instances.std(axis=0), rtol=1e-5)
+    raw = CDLClassifier(epochs=1, scale="none").fit(gaussian)
+    assert (raw.network_.scaling.std == 1).all()
+    assert not list(CDLClassifier(epochs=1).fit(digits[:10]).network_.scaling.buffers())
+
+
+def test_scaling_survives_large_offsets_and_constant_features(gaussian):
+    shifted = [
+        np.hstack([bag.instances.astype(np.float64) + 1e6, np.full((len(bag), 1), 7.0)]) for bag in gaussian
+    ]
+    scaling = CDLClassifier(epochs=1).fit(shifted, gaussian.candidates).network_.scaling
+    flat = np.concatenate(shifted).astype(np.float32).astype(np.float64)
+    np.testing.assert_allclose(scaling.std[:5], flat[:, :5].std(axis=0), rtol=1e-3)
+    assert scaling.std[5] == 1
+
+
+def test_a_user_encoder_is_used_copied_and_asked_for_again(gaussian, tmp_path):
+    encoder = torch.nn.Sequential(torch.nn.Linear(5, 9), torch.nn.Tanh())
+    before = encoder[0].weight.clone()
+    model = CDLClassifier(encoder=encoder, **FAST).fit(gaussian)
+    assert model.embed(gaussian).shape == (60, 9)
+    assert (encoder[0].weight == before).all()
+    assert (model.network_.encoder[0].weight != before).any()
+    model.save(tmp_path / "m")
+    with pytest.raises(SettingError, match="encoder of its own"):
+        mipl.load(tmp_path / "m")
+    loaded = mipl.load(tmp_path / "m", encoder=encoder)
+    assert (loaded.predict_proba(gaussian) == model.predict_proba(gaussian)).all()
+
+
+def test_attention_sums_to_one_and_finds_the_positives(model, gaussian):
+    weights = model.attention_weights(gaussian)
+    np.testing.assert_allclose([w.sum() for w in weights], 1.0, atol=1e-5)
+    positive = np.concatenate([bag.instance_labels == bag.label for bag in gaussian])
+    flat = np.concatenate(weights)
+    assert flat[positive].mean() > flat[~positive].mean()
+
+
+def test_embedding_times_head_is_the_prediction(model, gaussian):
+    z = torch.tensor(model.embed(gaussian), dtype=torch.float32)
+    with torch.no_grad():
+        p = model.network_.head(z).softmax(dim=1).numpy()
+    np.testing.assert_allclose(p, model.predict_proba(gaussian), atol=1e-5)
+
+
+def test_scikit_learn_can_clone_search_and_cross_validate(gaussian):
+    model = CDLClassifier(attention="mam", gamma=2.0, epochs=2, width=16)
+    twin = clone(model)
+    assert twin.get_params() == model.get_params()
+    assert twin.get_params()["width"] == 16
+    assert is_classifier(model)
+    assert "width=16" in repr(model)
+    search = GridSearchCV(model, {"lr": [0.01, 0.02], "width": [8, 16], "competitor": ["cc", "cn"]}, cv=2)
+    search.fit(gaussian)
+    assert set(search.best_params_) == {"lr", "width", "competitor"}
+    assert search.best_estimator_.network_.head.in_features == search.best_params_["width"]
+    assert cross_val_score(BagClassifier("dam-mdl", epochs=2), gaussian, gaussian.labels, cv=3).shape == (3,)
+
+
+def test_labels_given_for_cross_validation_do_not_leak_into_training(gaussian):
+    with_labels = CDLClassifier(**FAST).fit(gaussian, gaussian.labels)
+    without = CDLClassifier(**FAST).fit(gaussian)
+    assert (with_labels.predict_proba(gaussian) == without.predict_proba(gaussian)).all()
+
+
+def test_training_does_not_read_the_true_labels(gaussian):
+    unlabelled = Bags.from_list([bag.instances for bag in gaussian], gaussian.candidates)
+    p = CDLClassifier(**FAST).fit(unlabelled).predict_proba(gaussian)
+    assert (p == CDLClassifier(**FAST).fit(gaussian).predict_proba(gaussian)).all()
+
+
+def test_set_params_reaches_settings_and_refuses_unknown_ones():
+    model = CDLClassifier().set_params(width=32, epochs=5, gamma=2.0)
+    method, recipe = model.parts()
+    assert (method.width, method.gamma, recipe.epochs) == (32, 2.0, 5)
+    with pytest.raises(SettingError, match=r"no setting 'widht'. Did you mean 'width'"):
+        model.set_params(widht=1)
+
+
+@pytest.mark.parametrize(
+    ("params", "sentence"),
+    [
+        ({"attention": "dim"}, "no method 'dim-cn'. Did you mean 'dam-cn'"),
+        ({"gamma": -1.0}, "gamma = -1.0"),
+        ({"recipe": "stabel"}, "no recipe 'stabel'. Did you mean 'stable'"),
+        ({"epochs": 0}, "epochs = 0 must be at least 1"),
+        ({"lr": -0.1}, "lr = -0.1"),
+        ({"dropout": 1.0}, "dropout = 1.0"),
+        ({"scale": "zscore"}, "scale = 'zscore'"),
+        ({"device": "abacus"}, "no device 'abacus'"),
+        ({"head": "conical"}, "no head 'conical'"),
+        ({"optimizer": "sdg"}, "no optimizer 'sdg'. Did you mean 'sgd'"),
+        ({"warmup": 100}, "warmup = 100"),
+    ],
+)
+def test_bad_settings_are_refused_with_a_sentence(params, sentence, gaussian):
+    with pytest.raises(SettingError, match=sentence):
+        CDLClassifier(**params).fit(gaussian)
+
+
+def test_the_six_names_are_the_six_classifiers():
+    model = mipl.make_classifier("mam-cc", gamma=3.0)
+    assert isinstance(model, CDLClassifier)
+    assert (model.attention, model.competitor, model.gamma) == ("mam", "cc", 3.0)
+    with pytest.raises(SettingError, match=r"no method 'mam-nc'. Did you mean"):
+        mipl.make_classifier("mam-nc")
+
+
+def test_untrained_says_so(gaussian):
+    for call in (CDLClassifier().predict, CDLClassifier().score, CDLClassifier().attention_weights):
+        with pytest.raises(NotFittedError, match="call fit first"):
+            call(gaussian)
+
+
+def test_ordinary_supervision_and_unseen_classes_are_noticed():
+    bags = gaussian_bags(r=0)
+    with pytest.warns(MiplNotice, match="Every bag has one candidate"):
+        CDLClassifier(**FAST).fit(bags)
+    arrays = [bag.instances for bag in bags]
+    unseen = Bags.from_list(arrays, [[0, 1]] * len(arrays), classes=["a", "b", "c"])
+    with pytest.warns(MiplNotice, match="No bag has the candidate c"):
+        CDLClassifier(**FAST).fit(unseen)
+
+
+def test_one_class_only_is_refused():
+    with pytest.raises(DataError, match="one class only"):
+        CDLClassifier().fit([np.ones((2, 3))] * 2, [[0], [0]])
+
+
+def test_score_needs_labels_and_takes_names(gaussian, model):
+    unlabelled = Bags.from_list([bag.instances for bag in gaussian])
+    with pytest.raises(DataError, match="one true label per bag"):
+        model.score(unlabelled)
+    with pytest.raises(DataError, match="one true label per bag"):
+        model.score(unlabelled, gaussian.candidates)
+    assert model.score(unlabelled, gaussian.labels) == model.score(gaussian)
+
+
+def test_labels_are_matched_by_name_where_the_order_of_classes_differs(gaussian):
+    arrays = [bag.instances for bag in gaussian]
+    names = np.array(["a", "b", "c"])
+    model = CDLClassifier(epochs=12).fit(Bags.from_list(arrays, gaussian.candidates, classes=names))
+    turned = Bags.from_list(arrays, labels=names[gaussian.labels], classes=["c", "a", "b"])
+    assert model.score(turned) == np.mean(model.predict(arrays) == names[gaussian.labels])
+
+
+def test_a_model_folder_is_readable_and_holds_no_pickle(model, tmp_path):
+    model.save(tmp_path / "m")
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["model.json", "model.safetensors"]
+    info = json.loads((tmp_path / "m" / "model.json").read_text())
+    assert info["method"]["name"] == "sam-cn"
+    assert info["recipe"]["epochs"] == 12
+    assert info["trained_on"]["bags"] == 60
+    assert info["versions"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda f: (f / "model.json").write_text("{"), "not valid JSON"),
+        (lambda f: (f / "model.json").write_text("[]"), "not a JSON object"),
+        (lambda f: (f / "model.json").unlink(), "holds no model.json"),
+        (lambda f: (f / "model.safetensors").unlink(), "damaged or incomplete"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"\x80\x04."), "damaged or incomplete"),
+        (
+            lambda f: (f / "model.json").write_text('{"format": "mipl-model-9"}'),
+            "has the format 'mipl-model-9'",
+        ),
+        (lambda f: (f / "model.json").write_text('{"format": "mipl-model-1"}'), "damaged or incomplete"),
+    ],
+)
+def test_a_damaged_model_is_refused_with_a_sentence(damage, sentence, model, tmp_path):
+    model.save(tmp_path / "m")
+    damage(tmp_path / "m")
+    with pytest.raises(StorageError, match=sentence):
+        mipl.load(tmp_path / "m")
+
+
+def test_weights_of_another_width_are_refused(gaussian, tmp_path):
+    CDLClassifier(epochs=1, width=16).fit(gaussian).save(tmp_path / "m")
+    info = json.loads((tmp_path / "m" / "model.json").read_text())
+    info["params"]["width"] = 8
+    (tmp_path / "m" / "model.json").write_text(json.dumps(info))
+    with pytest.raises(StorageError, match="size mismatch"):
+        mipl.load(tmp_path / "m")
+
+
+def test_saving_replaces_a_model_and_nothing_else(model, tmp_path):
+    model.save(tmp_path / "m")
+    model.save(tmp_path / "m")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.tex").write_text("precious")
+    with pytest.raises(StorageError, match=r"holds no model.json, so it is not replaced"):
+        model.save(tmp_path / "thesis")
+    assert (tmp_path / "thesis" / "chapter1.tex").read_text() == "precious"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m", "thesis"]
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match="cannot be written"):
+        model.save(tmp_path / "file" / "m")
+
+
+def test_importing_mipl_does_not_import_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, mipl; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

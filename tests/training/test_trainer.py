@@ -1,0 +1,198 @@
+"""The training loop: Algorithm 1's order, resuming, and being stopped for real."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from mipl.data.bags import Bags
+from mipl.data.batch import BagLoader
+from mipl.errors import SettingError, StorageError, TrainingError
+from mipl.estimators import CDLClassifier
+from mipl.methods import METHODS
+from mipl.seeding import rng_for, seed_for
+from mipl.training.recipes import RECIPES, Recipe, make_recipe
+from mipl.training.trainer import train
+
+
+def build(method, bags, seed=0):
+    torch.manual_seed(seed_for("init", seed))
+    return method.build(bags.feature_shape, bags.k)
+
+
+def test_equals_algorithm_1_written_out_by_hand(gaussian):
+    """No dropout, plain formulas, autograd: the weights and the table go exactly the paper's way."""
+    method = METHODS["sam-cn"].make(dropout=0.0)
+    recipe = make_recipe("paper", epochs=3)
+    net = build(method, gaussian)
+    train(method, net, gaussian, recipe, seed=7)
+
+    twin = build(method, gaussian)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    w = torch.tensor(
+        gaussian.candidates / gaussian.candidates.sum(axis=1, keepdims=True), dtype=torch.float32
+    )
+    loader, T = BagLoader(gaussian), 3
+    for t in range(1, T + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * 0.5 * (1 + np.cos(np.pi * (t - 1) / T))
+        for i in rng_for("shuffle", 7, t).permutation(len(gaussian)):
+            batch = loader.batch(np.array([i]))
+            p = twin(batch.instances, batch.sizes).logits.softmax(dim=1)[0]
+            S = torch.tensor(gaussian.candidates[i])
+            if t >= 2:
+                alpha = (T - t) / T
+                w[i] = alpha * w[i] + (1 - alpha) * (p * S / (p * S).sum()).detach()
+            q, phi = p[S].max(), p[~S].max()
+            loss = (1 - q + phi) * -(w[i][S] * p[S].log()).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4)
+
+
+def test_paper_recipe_is_what_the_authors_ran():
+    recipe = RECIPES["paper"]
+    assert (recipe.batch_size, recipe.lr, recipe.clip_norm, recipe.epochs) == (1, 0.01, None, 100)
+    assert (recipe.optimizer, recipe.weight_decay, recipe.rate, recipe.warmup) == ("sgd", 1e-4, "cosine", 0)
+    optimizer = recipe.make_optimizer(torch.nn.Linear(999, 1))
+    assert [group["share"] for group in optimizer.param_groups] == [1.0]
+    assert optimizer.defaults["momentum"] == 0.9
+    assert optimizer.defaults["nesterov"]
+
+
+def test_wide_layers_take_smaller_steps():
+    net = METHODS["sam-cn"].make().build((28, 28), 5)
+    optimizer = Recipe(lr=1.0, fan_in=128).make_optimizer(net)
+    share = {id(p): group["share"] for group in optimizer.param_groups for p in group["params"]}
+    assert len(share) == len(list(net.parameters()))
+    expected = {"encoder.conv1": 1.0, "encoder.conv2": 128 / 500, "encoder.linear": 128 / 800, "head": 1.0}
+    for name, value in expected.items():
+        module = net.get_submodule(name)
+        assert share[id(module.weight)] == share[id(module.bias)] == value
+
+
+def test_schedules():
+    recipe = Recipe(epochs=10, lr=1.0)
+    assert recipe.alpha_at(1) == 1.0
+    assert [recipe.alpha_at(t) for t in (2, 5, 10)] == [0.8, 0.5, 0.0]
+    assert recipe.lr_at(1) == 1.0
+    assert recipe.lr_at(6) == pytest.approx(0.5)
+    assert [recipe.gamma_at(t) for t in (1, 10)] == [1.0, 1.0]
+    warm = Recipe(epochs=10, warmup=4)
+    assert [warm.alpha_at(t) for t in (4, 5, 6, 10)] == [1.0, 1.0, pytest.approx(4 / 6), 0.0]
+    assert [warm.gamma_at(t) for t in (4, 5)] == [0.0, 1.0]
+
+
+def test_clipping_bounds_a_step(gaussian):
+    method = METHODS["sam-cn"].make(dropout=0.0)
+    net = build(method, gaussian)
+    before = torch.nn.utils.parameters_to_vector(net.parameters()).clone()
+    recipe = Recipe(
+        epochs=1, batch_size=len(gaussian), lr=0.5, clip_norm=1e-3, weight_decay=0.0, optimizer="sgd"
+    )
+    train(method, net, gaussian, recipe, seed=0)
+    step = (torch.nn.utils.parameters_to_vector(net.parameters()) - before).norm()
+    assert step <= 0.5 * 1.9 * 1e-3 * 1.001  # Nesterov: gradient + 0.9 × gradient
+
+
+def test_history_has_a_value_an_epoch(gaussian):
+    history = CDLClassifier(epochs=4).fit(gaussian).history_
+    assert {name: len(values) for name, values in history.items()} == dict.fromkeys(history, 4)
+    assert {"loss", "lr", "seconds"} <= set(history)
+
+
+def test_initial_weights_replace_the_uniform_start(gaussian):
+    weights = np.eye(3)[gaussian.labels].astype(np.float32)
+    informed = dataclasses.replace(gaussian, weights=weights)
+    model = CDLClassifier(epochs=2, random_state=0)
+    assert (
+        model.fit(informed).predict_proba(gaussian)
+        != CDLClassifier(epochs=2).fit(gaussian).predict_proba(gaussian)
+    ).any()
+
+
+def test_divergence_is_said_and_not_returned(gaussian):
+    with pytest.raises(TrainingError, match="became NaN in epoch 1: lower lr"):
+        CDLClassifier(recipe="paper", optimizer="sgd", lr=1e30, epochs=2).fit(gaussian)
+
+
+def test_the_global_random_state_is_left_alone(gaussian):
+    torch.manual_seed(123)
+    expected = torch.rand(1)
+    torch.manual_seed(123)
+    CDLClassifier(epochs=1).fit(gaussian)
+    assert torch.rand(1) == expected
+
+
+def test_a_finished_checkpoint_is_not_trained_again(gaussian, tmp_path):
+    first = CDLClassifier(epochs=3).fit(gaussian, checkpoint=tmp_path)
+    epochs = []
+    again = CDLClassifier(epochs=3).fit(
+        gaussian, checkpoint=tmp_path, report=lambda done, note="": epochs.append(done)
+    )
+    assert epochs == []
+    assert (again.predict_proba(gaussian) == first.predict_proba(gaussian)).all()
+
+
+def test_a_checkpoint_of_another_training_is_refused(gaussian, tmp_path):
+    CDLClassifier(epochs=2).fit(gaussian, checkpoint=tmp_path)
+    for other, what in (
+        (CDLClassifier(epochs=3), "recipe"),
+        (CDLClassifier(epochs=2, gamma=2.0), "hyper-parameters"),
+        (CDLClassifier(epochs=2, random_state=1), "seed"),
+    ):
+        with pytest.raises(SettingError, match=f"another training, which differs in {what}"):
+            other.fit(gaussian, checkpoint=tmp_path)
+    with pytest.raises(SettingError, match="differs in data"):
+        CDLClassifier(epochs=2).fit(gaussian[:30], checkpoint=tmp_path)
+
+
+def test_a_damaged_checkpoint_is_refused(gaussian, tmp_path):
+    CDLClassifier(epochs=1).fit(gaussian, checkpoint=tmp_path)
+    file = tmp_path / "checkpoint.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(StorageError, match=r"damaged.*delete it to train from the start"):
+        CDLClassifier(epochs=1).fit(gaussian, checkpoint=tmp_path)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_a_process_that_is_stopped_resumes_to_the_same_model(end, gaussian, tmp_path):
+    """A real process is trained, stopped in the middle by a real signal, and started again."""
+    gaussian.save(tmp_path / "bags.npz")
+    command = [sys.executable, "-m", "mipl.cli", "fit", str(tmp_path / "bags.npz"), "--method", "mam-cn"]
+    command += [
+        "--set",
+        "epochs=400",
+        "--json",
+        "--checkpoint",
+        str(tmp_path / "state"),
+        "--out",
+        str(tmp_path / "m"),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    file, deadline = tmp_path / "state" / "checkpoint.safetensors", time.monotonic() + 60
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    process.send_signal(end)
+    _, errors = process.communicate(timeout=60)
+    if end == signal.SIGINT:
+        assert process.returncode == 130
+        assert "the same command goes on from there" in errors
+        assert "Traceback" not in errors
+    assert not (tmp_path / "m").exists()
+    resumed = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+    assert json.loads(resumed.stdout)["epochs"] == 400
+    whole = CDLClassifier("mam", "cn", epochs=400).fit(Bags.load(tmp_path / "bags.npz"))
+    state = CDLClassifier.load(tmp_path / "m").network_.state_dict()
+    assert all((state[key] == value).all() for key, value in whole.network_.state_dict().items())
+    assert not [p for p in (tmp_path / "state").iterdir() if p != file and end == signal.SIGINT]
