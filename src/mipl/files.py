@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,55 +17,50 @@ from mipl.errors import StorageError
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; rename it over ``path`` when the block succeeds.
+    """Yield a new path beside ``path`` to write to; rename it over ``path`` when the block succeeds.
 
-    On any failure the temporary file is removed and what stood at ``path`` before is kept.
+    On any failure what was written is removed and what stood at ``path`` before is kept.
     """
-    temporary: Path | None = None
+    temporary = _beside(path, path.suffix)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
-        os.close(handle)
-        temporary = Path(name)
         yield temporary
         _flush(temporary)
-        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
         temporary.replace(path)
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
-        if temporary is not None:
+        with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def atomic_folder(path: Path, marker: str) -> Iterator[Path]:
-    """Yield a temporary folder beside ``path``; rename it to ``path`` when the block succeeds.
+    """Yield a new folder beside ``path``; rename it to ``path`` when the block succeeds.
 
     A folder already there is replaced only if it holds the file ``marker``, that is, if it is of the same
     kind; anything else is left alone with an error.
     """
     check_folder(path, marker)
-    temporary: Path | None = None
+    temporary, old = _beside(path), _beside(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-        temporary.chmod(0o777 & ~_umask())
+        temporary.mkdir(parents=True)
         yield temporary
         for file in temporary.iterdir():
             _flush(file)
-        old = temporary.with_name(temporary.name + ".old")
         if path.exists():
             path.replace(old)
-        temporary.replace(path)
-        shutil.rmtree(old, ignore_errors=True)
-    except StorageError:
-        raise
+        try:
+            temporary.replace(path)
+        except OSError:
+            if old.exists():
+                old.replace(path)
+            raise
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def check_folder(path: Path, marker: str) -> None:
@@ -106,13 +102,14 @@ def _flush(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _beside(path: Path, suffix: str = "") -> Path:
+    # not tempfile: what it makes only its owner can read
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}{suffix}")
 
 
 def _cannot_write(path: Path, error: OSError) -> StorageError:
+    if isinstance(error, StorageError):
+        return error
     return StorageError(
         f"{path} cannot be written: {error.strerror or error}. "
         "What stood there before is kept; free space or give another place."

@@ -256,6 +256,3 @@ def test_reports_know_no_model_and_no_global_figure():
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             for name in names:
                 assert not name.startswith(("torch", "matplotlib.pyplot")), path
-                assert not name.startswith("mipl.") or name.startswith(
-                    ("mipl.errors", "mipl.metrics", "mipl.reports")
-                ), path

@@ -24,6 +24,13 @@ class Standardize(nn.Module):
         return (x - self.mean) / self.std
 
 
+class InputDropout(nn.Dropout):
+    """Dropout of scaled features or pixels in training; the recipe sets its share, 0 until then."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+
+
 class FeatureEncoder(nn.Sequential):
     """Linear d→L, dropout, ReLU for feature vectors."""
 

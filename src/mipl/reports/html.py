@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mipl import metrics
-from mipl.errors import DataError, StorageError
+from mipl.errors import DataError
+from mipl.files import atomic_file
 from mipl.reports import figures
 from mipl.reports.summary import (
     THRESHOLD,
@@ -83,7 +82,8 @@ def demo_page(
     The file appears whole or not at all; an older one stays as it was when writing fails.
     """
     page = _render(results, bags, facts)
-    _write(Path(path), page.encode("utf-8", "replace"))
+    with atomic_file(Path(path)) as temporary:
+        temporary.write_bytes(page.encode("utf-8", "replace"))
 
 
 def _render(results: Sequence[ModelResult], bags: Sequence[BagView], facts: Mapping[str, str]) -> str:
@@ -272,23 +272,3 @@ def _panel(width: float, height: float) -> tuple[Figure, Axes]:
 
 def _share(reported: Reported) -> str:
     return f"{reported.accuracy:.1%}" if reported.count else "–"
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write beside the target and rename, so that no reader ever sees half a page."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)  # noqa: PTH105
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        reason = error.strerror or error
-        raise StorageError(
-            f"Cannot write the page '{path}': {reason}; make room or choose another place."
-        ) from error

@@ -35,10 +35,11 @@ class Recipe:
     """Optimiser, schedules and warm-up; each part is replaceable on its own."""
 
     epochs: int = setting(100, "T, passes over the training bags")
-    batch_size: int = setting(2, "bags a step")
+    batch_size: int = setting(4, "bags a step")
     optimizer: Literal["sgd", "adamw"] = setting("adamw", "adamw, or sgd (momentum 0.9, Nesterov)")
     lr: float = setting(3e-3, "learning rate at the start")
-    weight_decay: float = setting(1e-2, "weight decay")
+    weight_decay: float = setting(5e-2, "weight decay")
+    input_dropout: float = setting(0.1, "share of features or pixels dropped in training")
     fan_in: int | None = setting(128, "inputs above which a layer's rate falls in proportion; none: never")
     rate: Literal["cosine", "constant"] = setting("cosine", "course of the learning rate: cosine or constant")
     clip_norm: float | None = setting(1.0, "largest norm of a step's gradient; none: no clipping")
@@ -59,6 +60,8 @@ class Recipe:
                 f"lr = {self.lr} and clip_norm = {self.clip_norm} must be above 0, "
                 f"weight_decay = {self.weight_decay} at least 0."
             )
+        if not 0.0 <= self.input_dropout < 1.0:
+            raise SettingError(f"input_dropout = {self.input_dropout} must be in [0, 1).")
         if self.fan_in is not None and self.fan_in < 1:
             raise SettingError(f"fan_in = {self.fan_in} must be at least 1, or none.")
         if not 0 <= self.warmup < self.epochs:
@@ -122,7 +125,13 @@ RECIPES: dict[str, Recipe] = {
     "stable": Recipe(),
     # As the authors ran it: one bag a step, no clipping.
     "paper": Recipe(
-        batch_size=1, optimizer="sgd", lr=0.01, weight_decay=1e-4, fan_in=None, clip_norm=None, epochs=100
+        batch_size=1,
+        optimizer="sgd",
+        lr=0.01,
+        weight_decay=1e-4,
+        input_dropout=0.0,
+        fan_in=None,
+        clip_norm=None,
     ),
 }
 

@@ -15,6 +15,7 @@ from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader
 from mipl.errors import TrainingError
 from mipl.methods.base import Clock, Method
+from mipl.nn.encoders import InputDropout
 from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for, seed_for
 from mipl.training.checkpoint import load_checkpoint, save_checkpoint
@@ -59,6 +60,9 @@ def train(
         torch.tensor(bags.candidates, device=device),
         None if bags.weights is None else torch.tensor(bags.weights, device=device),
     )
+    for module in net.modules():
+        if isinstance(module, InputDropout):
+            module.p = recipe.input_dropout
     optimizer = recipe.make_optimizer(net)
     spec: Mapping[str, Any] = training_spec(method, bags, recipe, seed) if checkpoint else {}
     done, history = load_checkpoint(checkpoint, spec, net, optimizer, table) if checkpoint else (0, {})
