@@ -24,7 +24,7 @@ def model(gaussian):
 
 def test_candidates_as_matrix_as_indices_and_as_names_train_the_same_model(gaussian):
     arrays = [bag.instances for bag in gaussian]
-    names = ["ash", "birch", "cedar"]
+    names = ["ash", "birch", "cedar", "elm"]
     sets = [np.flatnonzero(row).tolist() for row in gaussian.candidates]
     by_matrix = CDLClassifier(**FAST).fit(arrays, gaussian.candidates.astype(int))
     by_index = CDLClassifier(**FAST).fit(arrays, sets)
@@ -34,7 +34,7 @@ def test_candidates_as_matrix_as_indices_and_as_names_train_the_same_model(gauss
     assert (by_name.predict_proba(arrays) == p).all()
     assert set(by_name.predict(arrays)) <= set(names)
     assert by_name.classes_.tolist() == names
-    assert by_index.classes_.tolist() == [0, 1, 2]
+    assert by_index.classes_.tolist() == [0, 1, 2, 3]
 
 
 def test_torch_tensors_and_lists_of_lists_are_bags_too(model, gaussian):
@@ -47,7 +47,7 @@ def test_torch_tensors_and_lists_of_lists_are_bags_too(model, gaussian):
 def test_one_instance_and_ten_thousand_are_predicted(model):
     rng = np.random.default_rng(0)
     p = model.predict_proba([rng.normal(size=(1, 5)), rng.normal(size=(10_000, 5))])
-    assert p.shape == (2, 3)
+    assert p.shape == (2, 4)
     assert np.isfinite(p).all()
     assert [len(a) for a in model.attention_weights([np.ones((1, 5)), np.ones((10_000, 5))])] == [1, 10_000]
 
@@ -90,7 +90,7 @@ def test_a_user_encoder_is_used_copied_and_asked_for_again(gaussian, tmp_path):
     encoder = torch.nn.Sequential(torch.nn.Linear(5, 9), torch.nn.Tanh())
     before = encoder[0].weight.clone()
     model = CDLClassifier(encoder=encoder, **FAST).fit(gaussian)
-    assert model.embed(gaussian).shape == (60, 9)
+    assert model.embed(gaussian).shape == (80, 9)
     assert (encoder[0].weight == before).all()
     assert (model.network_.encoder[0].weight != before).any()
     model.save(tmp_path / "m")
@@ -162,7 +162,7 @@ def test_set_params_reaches_settings_and_refuses_unknown_ones():
         ({"device": "abacus"}, "no device 'abacus'"),
         ({"head": "conical"}, "no head 'conical'"),
         ({"optimizer": "sdg"}, "no optimizer 'sdg'. Did you mean 'sgd'"),
-        ({"warmup": 100}, "warmup = 100"),
+        ({"warmup": 1.0}, "warmup = 1.0"),
     ],
 )
 def test_bad_settings_are_refused_with_a_sentence(params, sentence, gaussian):
@@ -210,9 +210,9 @@ def test_score_needs_labels_and_takes_names(gaussian, model):
 
 def test_labels_are_matched_by_name_where_the_order_of_classes_differs(gaussian):
     arrays = [bag.instances for bag in gaussian]
-    names = np.array(["a", "b", "c"])
+    names = np.array(["a", "b", "c", "d"])
     model = CDLClassifier(epochs=12).fit(Bags.from_list(arrays, gaussian.candidates, classes=names))
-    turned = Bags.from_list(arrays, labels=names[gaussian.labels], classes=["c", "a", "b"])
+    turned = Bags.from_list(arrays, labels=names[gaussian.labels], classes=["c", "a", "d", "b"])
     assert model.score(turned) == np.mean(model.predict(arrays) == names[gaussian.labels])
 
 
@@ -222,7 +222,7 @@ def test_a_model_folder_is_readable_and_holds_no_pickle(model, tmp_path):
     info = json.loads((tmp_path / "m" / "model.json").read_text())
     assert info["method"]["name"] == "sam-cn"
     assert info["recipe"]["epochs"] == 12
-    assert info["trained_on"]["bags"] == 60
+    assert info["trained_on"]["bags"] == 80
     assert info["versions"]["torch"] == torch.__version__
 
 

@@ -62,6 +62,7 @@ def test_equals_algorithm_1_written_out_by_hand(gaussian):
 def test_paper_recipe_is_what_the_authors_ran():
     recipe = RECIPES["paper"]
     assert (recipe.batch_size, recipe.lr, recipe.clip_norm, recipe.epochs) == (1, 0.01, None, 100)
+    assert (recipe.input_dropout, recipe.fan_in, recipe.gamma_course) == (0.0, None, "constant")
     assert (recipe.optimizer, recipe.weight_decay, recipe.rate, recipe.warmup) == ("sgd", 1e-4, "cosine", 0)
     optimizer = recipe.make_optimizer(torch.nn.Linear(999, 1))
     assert [group["share"] for group in optimizer.param_groups] == [1.0]
@@ -81,13 +82,13 @@ def test_wide_layers_take_smaller_steps():
 
 
 def test_schedules():
-    recipe = Recipe(epochs=10, lr=1.0)
+    recipe = Recipe(epochs=10, lr=1.0, warmup=0.0)
     assert recipe.alpha_at(1) == 1.0
     assert [recipe.alpha_at(t) for t in (2, 5, 10)] == [0.8, 0.5, 0.0]
     assert recipe.lr_at(1) == 1.0
     assert recipe.lr_at(6) == pytest.approx(0.5)
     assert [recipe.gamma_at(t) for t in (1, 10)] == [1.0, 1.0]
-    warm = Recipe(epochs=10, warmup=4)
+    warm = Recipe(epochs=10, warmup=0.4)
     assert [warm.alpha_at(t) for t in (4, 5, 6, 10)] == [1.0, 1.0, pytest.approx(4 / 6), 0.0]
     assert [warm.gamma_at(t) for t in (4, 5)] == [0.0, 1.0]
 
@@ -111,7 +112,7 @@ def test_history_has_a_value_an_epoch(gaussian):
 
 
 def test_initial_weights_replace_the_uniform_start(gaussian):
-    weights = np.eye(3)[gaussian.labels].astype(np.float32)
+    weights = np.eye(4)[gaussian.labels].astype(np.float32)
     informed = dataclasses.replace(gaussian, weights=weights)
     model = CDLClassifier(epochs=2, random_state=0)
     assert (

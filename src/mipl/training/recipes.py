@@ -39,13 +39,13 @@ class Recipe:
     optimizer: Literal["sgd", "adamw"] = setting("adamw", "adamw, or sgd (momentum 0.9, Nesterov)")
     lr: float = setting(3e-3, "learning rate at the start")
     weight_decay: float = setting(5e-2, "weight decay")
-    input_dropout: float = setting(0.1, "share of features or pixels dropped in training")
+    input_dropout: float = setting(0.05, "share of features or pixels dropped in training")
     fan_in: int | None = setting(128, "inputs above which a layer's rate falls in proportion; none: never")
     rate: Literal["cosine", "constant"] = setting("cosine", "course of the learning rate: cosine or constant")
     clip_norm: float | None = setting(1.0, "largest norm of a step's gradient; none: no clipping")
     alpha: Literal["momentum"] = setting("momentum", "course of α in Eq. 15")
     gamma_course: Literal["constant"] = setting("constant", "course of the factor on γ")
-    warmup: int = setting(0, "first epochs with the initial weights w⁽¹⁾ and γ = 0")
+    warmup: float = setting(0.2, "share of the epochs, the first ones, with the initial weights and γ = 0")
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
@@ -64,8 +64,8 @@ class Recipe:
             raise SettingError(f"input_dropout = {self.input_dropout} must be in [0, 1).")
         if self.fan_in is not None and self.fan_in < 1:
             raise SettingError(f"fan_in = {self.fan_in} must be at least 1, or none.")
-        if not 0 <= self.warmup < self.epochs:
-            raise SettingError(f"warmup = {self.warmup} must be from 0 to epochs − 1 = {self.epochs - 1}.")
+        if not 0.0 <= self.warmup < 1.0:
+            raise SettingError(f"warmup = {self.warmup} must be a share of the epochs in [0, 1).")
         for name, known in (
             ("optimizer", ("sgd", "adamw")),
             ("rate", RATE),
@@ -102,19 +102,20 @@ class Recipe:
             shares.setdefault(min(1.0, self.fan_in / inputs), []).extend(own)
         return [(share, parameters) for share, parameters in shares.items() if parameters]
 
+    @property
+    def warmup_epochs(self) -> int:
+        """The number of epochs of the warm-up, in which the network learns before its labels do."""
+        return math.floor(self.warmup * self.epochs)
+
     def alpha_at(self, epoch: int) -> float:
         """Return α of Eq. 15; 1 (weights kept) during the warm-up, and the course counted from its end."""
-        return (
-            1.0 if epoch <= self.warmup else ALPHA[self.alpha](epoch - self.warmup, self.epochs - self.warmup)
-        )
+        start = self.warmup_epochs
+        return 1.0 if epoch <= start else ALPHA[self.alpha](epoch - start, self.epochs - start)
 
     def gamma_at(self, epoch: int) -> float:
         """Return the factor on γ: 0 during the warm-up."""
-        return (
-            0.0
-            if epoch <= self.warmup
-            else GAMMA[self.gamma_course](epoch - self.warmup, self.epochs - self.warmup)
-        )
+        start = self.warmup_epochs
+        return 0.0 if epoch <= start else GAMMA[self.gamma_course](epoch - start, self.epochs - start)
 
     def lr_at(self, epoch: int) -> float:
         """Return the learning rate."""
@@ -132,6 +133,7 @@ RECIPES: dict[str, Recipe] = {
         input_dropout=0.0,
         fan_in=None,
         clip_norm=None,
+        warmup=0.0,
     ),
 }
 
