@@ -70,12 +70,12 @@ def test_paper_recipe_is_what_the_authors_ran():
     assert optimizer.defaults["nesterov"]
 
 
-def test_wide_layers_take_smaller_steps():
+def test_wide_encoder_layers_take_smaller_steps():
     net = METHODS["sam-cn"].make().build((28, 28), 5)
-    optimizer = Recipe(lr=1.0, fan_in=128).make_optimizer(net)
+    optimizer = Recipe(lr=1.0, fan_in=40).make_optimizer(net)
     share = {id(p): group["share"] for group in optimizer.param_groups for p in group["params"]}
     assert len(share) == len(list(net.parameters()))
-    expected = {"encoder.conv1": 1.0, "encoder.conv2": 128 / 500, "encoder.linear": 128 / 800, "head": 1.0}
+    expected = {"encoder.conv1": 1.0, "encoder.conv2": 40 / 500, "encoder.linear": 40 / 800, "head": 1.0}
     for name, value in expected.items():
         module = net.get_submodule(name)
         assert share[id(module.weight)] == share[id(module.bias)] == value

@@ -40,12 +40,12 @@ class Recipe:
     lr: float = setting(3e-3, "learning rate at the start")
     weight_decay: float = setting(5e-2, "weight decay")
     input_dropout: float = setting(0.05, "share of features or pixels dropped in training")
-    fan_in: int | None = setting(128, "inputs above which a layer's rate falls in proportion; none: never")
+    fan_in: int | None = setting(40, "inputs above which an encoder layer's rate falls; none: never")
     rate: Literal["cosine", "constant"] = setting("cosine", "course of the learning rate: cosine or constant")
     clip_norm: float | None = setting(1.0, "largest norm of a step's gradient; none: no clipping")
     alpha: Literal["momentum"] = setting("momentum", "course of α in Eq. 15")
     gamma_course: Literal["constant"] = setting("constant", "course of the factor on γ")
-    warmup: float = setting(0.2, "share of the epochs, the first ones, with the initial weights and γ = 0")
+    warmup: float = setting(0.5, "share of the epochs, the first ones, with the initial weights and γ = 0")
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
@@ -90,16 +90,18 @@ class Recipe:
         """Return (share of the learning rate, parameters), in the order of the network.
 
         An AdamW step moves every weight by about the learning rate, and so a layer's output by that times
-        the number of its inputs. A layer with more than ``fan_in`` of them takes steps smaller by as much;
-        without that, the rate that 38 features ask for kills the units behind 800 or a slide encoder's 1024.
+        the number of its inputs. Encoder layers with more than ``fan_in`` of them take steps smaller by as
+        much; without that, the rate that 38 features ask for kills units behind 800, or a slide's 1024.
         """
         if self.fan_in is None:
             return [(1.0, list(net.parameters()))]
+        encoder = getattr(net, "encoder", nn.Identity())
         shares: dict[float, list[nn.Parameter]] = {}
         for module in net.modules():
             own = list(module.parameters(recurse=False))
             inputs = max((p[0].numel() for p in own if p.ndim > 1), default=1)
-            shares.setdefault(min(1.0, self.fan_in / inputs), []).extend(own)
+            inside = any(module is part for part in encoder.modules())
+            shares.setdefault(min(1.0, self.fan_in / inputs) if inside else 1.0, []).extend(own)
         return [(share, parameters) for share, parameters in shares.items() if parameters]
 
     @property
