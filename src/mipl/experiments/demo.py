@@ -19,6 +19,7 @@ from mipl.records.store import Record, Store
 from mipl.reports.html import BagView, ModelResult, demo_page
 
 SOURCE = Source("digits-mipl", r=1)
+EPOCHS = 60  # enough here, and two minutes on two cores
 # (title, what to know of it, method, settings): the same network, recipe and seed each time
 WAYS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     (
@@ -38,7 +39,16 @@ def run_demo(out: Path, folds: int, workers: int) -> tuple[list[dict[str, Any]],
     store = Store(out / "runs")
     jobs = [
         [
-            Job(SOURCE, method, settings, fold, f"fold of {folds}", 0, bags.digest(), str(store.root))
+            Job(
+                SOURCE,
+                method,
+                {"epochs": EPOCHS, **settings},
+                fold,
+                f"fold of {folds}",
+                0,
+                bags.digest(),
+                str(store.root),
+            )
             for fold in range(1, folds + 1)
         ]
         for _, _, method, settings in WAYS
