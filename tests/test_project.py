@@ -10,8 +10,6 @@ import yaml
 
 import mipl
 from conftest import REPO
-from mipl.records.store import Store
-from mipl.records.summary import summarise
 
 README = (REPO / "README.md").read_text(encoding="utf-8")
 
@@ -60,24 +58,6 @@ def test_the_readme_commands_run(tmp_path):
         words = [sys.executable, "-m", "mipl.cli", *command.split()[1:]]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, f"{command}: {done.stderr}"
-
-
-def test_the_readme_results_are_those_of_the_records():
-    rows = re.findall(
-        r"^\| (\S+) r=(\d) \| (\S+) \| (\d+) \| ([\d.]+) ± ([\d.]+) \| ([\d.]+) ± ([\d.]+) \|", README, re.M
-    )
-    groups = {}
-    for record in Store(REPO / "results" / "records"):
-        groups.setdefault((record.spec["dataset"], record.spec["r"], record.spec["method"]), []).append(
-            record
-        )
-    assert rows
-    assert len(rows) == len(groups)
-    for dataset, r, method, runs, *values in rows:
-        (row,) = summarise(groups[dataset, int(r), method])
-        assert row["runs"] == int(runs)
-        recomputed = (row["accuracy"], row["accuracy_std"], row["ece"], row["ece_std"])
-        assert [f"{value:.1f}" for value in recomputed] == values
 
 
 def test_every_picture_is_there():

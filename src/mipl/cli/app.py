@@ -17,6 +17,24 @@ app = typer.Typer(
     help="Calibrated classifiers from bags of instances with candidate labels.",
 )
 
+
+def _version(asked: bool) -> None:
+    if asked:
+        import mipl
+
+        typer.echo(f"mipl {mipl.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
 DataArg = Annotated[str, typer.Argument(metavar="DATA", help="An .npz file of bags, or a data set by name.")]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 ROpt = Annotated[int, typer.Option("-r", help="False positives per bag, for a data set by name.")]
