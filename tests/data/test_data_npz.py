@@ -89,7 +89,7 @@ def test_a_name_that_does_not_end_in_npz_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("value", [np.int64(1), {1, 2}, object()], ids=repr)
+@pytest.mark.parametrize("value", [np.int64(1), {1, 2}, object()], ids=["NumPy number", "set", "object"])
 def test_provenance_that_is_not_json_is_refused_and_nothing_written(tmp_path, value):
     bags = many([1], provenance={"what": value})
     with pytest.raises(DataError, match=r"provenance cannot be written to .*bags\.npz"):
