@@ -19,7 +19,7 @@ from mipl.records.store import Record, Store
 from mipl.reports.html import BagView, ModelResult, demo_page
 
 SOURCE = Source("digits-mipl", r=1)
-EPOCHS = 60  # enough here, and two minutes on two cores
+EPOCHS = 60  # enough here, and under three minutes on two free cores
 # (title, what to know of it, method, settings): the same network, recipe and seed each time
 WAYS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     (
