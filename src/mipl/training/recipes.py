@@ -91,7 +91,7 @@ class Recipe:
 
         An AdamW step moves every weight by about the learning rate, and so a layer's output by that times
         the number of its inputs. Encoder layers with more than ``fan_in`` of them take steps smaller by as
-        much; without that, the rate that 38 features ask for kills units behind 800, or a slide's 1024.
+        much; without that, the rate that 38 features ask for leaves an image encoder where it started.
         """
         if self.fan_in is None:
             return [(1.0, list(net.parameters()))]
