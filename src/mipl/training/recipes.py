@@ -141,7 +141,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def make_recipe(name: str, **changes: object) -> Recipe:
-    """Return the named recipe with some settings changed; None leaves a setting as the recipe has it."""
+    """Return the named recipe with some settings changed."""
     if name not in RECIPES:
         raise SettingError(f"There is no recipe '{name}'.{suggest(name, RECIPES)}")
     return dataclasses.replace(RECIPES[name], **changes)  # type: ignore[arg-type]
