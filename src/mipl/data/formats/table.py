@@ -1,10 +1,13 @@
-"""Tables as CSV: candidate sets and labels in, predictions out and in."""
+"""Tables (CSV, TSV, XLSX, Parquet): candidate sets and labels in and out, predictions out and in."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
-from collections.abc import Sequence
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +15,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mipl.data.bags import Bags
-from mipl.data.candidates import candidate_matrix, infer_classes, label_array
-from mipl.errors import DataError, StorageError
+from mipl.data.candidates import Classes, candidate_matrix, infer_classes, label_array
+from mipl.errors import DataError, StorageError, suggest
 from mipl.files import atomic_file
 
 SEPARATOR = "|"
+IDS = ("bag_id", "slide_id", "FILENAME")  # STAMP's FILENAME ends in the suffix of a feature file
+FEATURE_FILES = (".h5", ".pt", ".npy", ".npz")
+GROUPS = ("group", "case_id", "patient", "PATIENT")
+KNOWN = {*IDS, *GROUPS, "candidates", "label", "weights"}
+BINARY = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 Rows = dict[int, dict[str, str]]  # the fields by the row's number in the file; the header is row 1
+Fields = tuple[list[str], dict[int, list[str]]]  # the header, and the fields by the row's number
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LabelTable:
+    """What a table says of m bags, in the order of its rows; classes are names."""
+
+    ids: tuple[str, ...]  # m distinct ones
+    classes: tuple[str, ...]  # k, sorted, or in the order of the table's 0/1 columns
+    sets: tuple[tuple[str, ...], ...] | None = None  # m candidate sets, none of them empty
+    labels: tuple[str, ...] | None = None  # m
+    groups: tuple[str, ...] | None = None  # m, for example the patient
+    weights: NDArray[np.float32] | None = None  # (m, k)
+
+    def select(self, ids: Sequence[str]) -> LabelTable:
+        """Return the rows of these bags, in this order; each must be in the table."""
+        place = {bag: i for i, bag in enumerate(self.ids)}
+        rows = [place[bag] for bag in ids]
+        return dataclasses.replace(
+            self,
+            ids=tuple(ids),
+            sets=None if self.sets is None else tuple(self.sets[i] for i in rows),
+            labels=None if self.labels is None else tuple(self.labels[i] for i in rows),
+            groups=None if self.groups is None else tuple(self.groups[i] for i in rows),
+            weights=None if self.weights is None else self.weights[rows],
+        )
 
 
 def read_table(path: Path, required: Sequence[str], *, strip: bool = True) -> Rows:
-    """Read a CSV file with a header; every row has every column, and the required ones are there."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            rows = {number: row for number, row in enumerate(reader, start=2) if row}
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise StorageError(f"{path} is not a CSV file in UTF-8: {error}.") from error
-    missing = [name for name in required if name not in header]
-    if missing:
-        raise DataError(f"{path} has no column '{missing[0]}': its header is {', '.join(header) or 'empty'}.")
+    """Read a table with a header; every row has every column, and the required ones are there.
+
+    A file that ends in .tsv, .xlsx (its first sheet) or .parquet is read as such, any other as CSV. Fields
+    are text, whole numbers without a point. Rows of a Parquet file, which has no header row, count from 1.
+    """
+    return read_rows(path, required, strip=strip)[1]
+
+
+def read_rows(path: Path, required: Sequence[str] = (), *, strip: bool = True) -> tuple[list[str], Rows]:
+    """Return the header and the rows of :func:`read_table`."""
+    header, rows = READERS.get(path.suffix.lower(), _read_csv)(path)
+    header = [name.strip() for name in header]
+    for name in required:
+        needed_column(path, header, (name,))
     if len(set(header)) != len(header):
         raise DataError(f"{path} names a column twice in its header: {', '.join(header)}.")
     for number, row in rows.items():
@@ -41,41 +76,200 @@ def read_table(path: Path, required: Sequence[str], *, strip: bool = True) -> Ro
             raise DataError(f"{path}, row {number} has {len(row)} fields, but the header has {len(header)}.")
         if strip:
             row[:] = [field.strip() for field in row]
-    return {number: dict(zip(header, row, strict=True)) for number, row in rows.items()}
+    return header, {number: dict(zip(header, row, strict=True)) for number, row in rows.items()}
+
+
+def one_column(path: Path, header: Sequence[str], names: Sequence[str]) -> str | None:
+    """Return the one of ``names`` that the header has, or None; two of them are an error."""
+    found = [name for name in names if name in header]
+    if len(found) > 1:
+        raise DataError(f"{path} has the columns '{found[0]}' and '{found[1]}': keep one of them.")
+    return found[0] if found else None
+
+
+def needed_column(path: Path, header: Sequence[str], names: Sequence[str]) -> str:
+    """Return the one of ``names`` that the header has; it must have one."""
+    column = one_column(path, header, names)
+    if column is None:
+        raise DataError(f"{path} has no column '{names[0]}': its header is {', '.join(header) or 'empty'}.")
+    return column
+
+
+def split_names(text: str) -> list[str]:
+    """Return the distinct names that a field such as ``a|b`` holds."""
+    return list(dict.fromkeys(name.strip() for name in text.split(SEPARATOR) if name.strip()))
+
+
+def weight_matrix(
+    fields: Sequence[str], sets: Sequence[Sequence[str]], classes: Sequence[str], where: Sequence[str]
+) -> NDArray[np.float32]:
+    """Return initial weights (m, k) with sum 1 from a field such as ``0.7|0.3`` for each set of names."""
+    weights = np.zeros((len(fields), len(classes)), dtype=np.float32)
+    place = {name: j for j, name in enumerate(classes)}
+    for row, field, names, what in zip(weights, fields, sets, where, strict=True):
+        try:
+            values = [float(part) for part in field.split(SEPARATOR)]
+        except ValueError as error:
+            raise DataError(f"{what} has a weight that is not a number: {error}.") from error
+        if len(values) != len(names):
+            raise DataError(
+                f"{what} has {len(values)} weights for {len(names)} candidates: give one for each."
+            )
+        total = sum(values)
+        if not math.isfinite(total) or total <= 0 or min(values) < 0:
+            raise DataError(f"{what} has the weights {field}: use numbers from 0 up, not all of them 0.")
+        # Bags take a sum near 1 for 1: such weights stay as they are, so that what was written is read back.
+        row[[place[name] for name in names]] = np.array(values) / (1.0 if abs(total - 1.0) <= 1e-4 else total)
+    return weights
+
+
+def complete(path: Path, column: str, values: Sequence[str], ids: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the values of a column if every bag has one, None if none has; some are an error."""
+    if not any(values):
+        return None
+    if not all(values):
+        bag = ids[list(map(bool, values)).index(False)]
+        raise DataError(f"{path} has no {column} for bag '{bag}': give one to every bag, or to none.")
+    return tuple(values)
+
+
+def read_label_table(path: Path) -> LabelTable:
+    """Read what a table says of bags.
+
+    Columns: ``bag_id``, ``slide_id`` or STAMP's ``FILENAME`` (without the suffix of a feature file); then,
+    where known, ``candidates`` (class names separated by ``|``), ``label``, the patient as ``group``,
+    ``case_id``, ``patient`` or ``PATIENT``, and ``weights`` (numbers in the order of the candidates,
+    separated by ``|``, scaled to sum 1). A field is filled in for every bag, or for none.
+
+    In place of ``candidates`` there may be one column for each class with 0 or 1 (or false or true) in it:
+    every other column that holds nothing else, unless no label is the name of such a column. All else, such
+    as an age, is ignored; beside a yes-or-no column that is no class, use ``candidates``.
+    """
+    header, rows = read_rows(path)
+    column = needed_column(path, header, IDS)
+    ids = tuple(_ids(path, rows, column))
+    if "" in ids:
+        number = list(rows)[ids.index("")]
+        raise DataError(f"{path}, row {number} has nothing in column '{column}': fill it in.")
+
+    def filled(name: str | None) -> tuple[str, ...] | None:
+        return complete(path, name, [row[name] for row in rows.values()], ids) if name in header else None
+
+    labels, groups = filled("label"), filled(one_column(path, header, GROUPS))
+    sets, classes = _sets(path, header, rows, labels)
+    for bag, number, names in zip(ids, rows, sets or [], strict=False):
+        if not names:
+            raise DataError(
+                f"{path}: Bag '{bag}' has no candidate label (row {number}): give one, or leave it out."
+            )
+    weights = None
+    if (fields := filled("weights")) is not None:
+        if sets is None or "candidates" not in header:
+            raise DataError(f"{path} has weights without the column 'candidates' whose order they follow.")
+        weights = weight_matrix(fields, sets, classes, [f"{path}, row {number}" for number in rows])
+    return LabelTable(
+        ids=ids,
+        classes=classes,
+        sets=None if sets is None else tuple(map(tuple, sets)),
+        labels=labels,
+        groups=groups,
+        weights=weights,
+    )
 
 
 def apply_label_table(bags: Bags, path: Path) -> Bags:
-    """Return the bags with the candidate sets, and labels if there are any, of a CSV file.
+    """Return the bags with the candidate sets, and whatever else is known, of a table of their ids.
 
-    Columns: ``bag_id``, ``candidates`` (class names separated by ``|``), optionally ``label``. The
-    bags' classes are kept, but 0 … k−1 only if the table, too, speaks of whole numbers.
+    The columns are those of :func:`read_label_table`. The bags' classes are kept, but 0 … k−1 only if the
+    table, too, speaks of whole numbers; their groups are kept where the table has none.
     """
-    rows = _by_id(path, read_table(path, ("bag_id", "candidates")))
-    _match(path, rows, bags)
+    table = read_label_table(path)
+    if table.sets is None:
+        raise DataError(f"{path} has no column 'candidates', nor a 0/1 column for each class: add either.")
+    _match(path, table.ids, bags)
     ids = bags.ids.tolist()
-    sets = [
-        [name.strip() for name in rows[bag]["candidates"].split(SEPARATOR) if name.strip()] for bag in ids
-    ]
-    labels = [label for bag in ids if (label := rows[bag].get("label"))] or None
-    if labels is not None and len(labels) < len(ids):
-        bag = next(bag for bag in ids if not rows[bag]["label"])
-        raise DataError(f"{path} has no label for bag '{bag}': give one to every bag, or to none.")
+    table = table.select(ids)
     known = tuple(str(name) for name in bags.classes)
-    spoken = infer_classes(sets, labels)
     numbered = bool(known) and isinstance(bags.classes[0], int)
-    kept = bool(known) and (not numbered or all(str(name).isdecimal() for name in spoken))
-    names = known if kept else spoken
+    kept = bool(known) and (not numbered or all(name.isdecimal() for name in table.classes))
+    names = known if kept else table.classes
     try:
+        matrix = candidate_matrix(table.sets, names, ids)
+        labels = None if table.labels is None else label_array(table.labels, names, ids)
+        weights = None
+        if table.weights is not None:  # then each of the table's classes is in a set or a label, and so known
+            weights = np.zeros(matrix.shape, dtype=np.float32)
+            weights[:, [names.index(name) for name in table.classes]] = table.weights
         return dataclasses.replace(
             bags,
             classes=bags.classes if kept else names,
-            candidates=candidate_matrix(sets, names, ids),
-            labels=None if labels is None else label_array(labels, names, ids),
+            candidates=matrix,
+            labels=labels,
             instance_labels=bags.instance_labels if kept else None,
-            weights=None,
+            groups=bags.groups if table.groups is None else np.array(table.groups, dtype=np.str_),
+            weights=weights,
         )
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
+
+
+def write_labels(
+    path: Path,
+    ids: Sequence[str],
+    candidates: Any,
+    classes: Classes,
+    labels: Any = None,
+    groups: Any = None,
+    weights: Any = None,
+) -> None:
+    """Write a CSV file that :func:`read_label_table` reads back exactly: bag_id and what is not None.
+
+    ``candidates`` (m, k) 0/1, ``labels`` (m,) indices into ``classes``, ``groups`` (m,), ``weights`` (m, k).
+    """
+    if path.suffix.lower() != ".csv":
+        raise StorageError(f"{path} should end in .csv.")
+    columns = label_fields(ids, candidates, classes, labels, groups, weights)
+    with atomic_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+
+
+def label_fields(
+    ids: Sequence[str], candidates: Any, classes: Classes, labels: Any, groups: Any, weights: Any
+) -> dict[str, list[str]]:
+    """Return the columns of :func:`write_labels`, m fields each; what could not be read back is refused."""
+    names = [str(name) for name in classes]
+    columns = {"bag_id": list(ids)}
+    if candidates is not None:
+        matrix = candidate_matrix(candidates, classes, ids)
+        if not matrix.any(axis=1).all():
+            bag = ids[int(matrix.any(axis=1).argmin())]
+            raise DataError(f"Bag '{bag}' has no candidate label: give at least one, or leave the bag out.")
+        columns["candidates"] = [SEPARATOR.join(names[j] for j in np.flatnonzero(row)) for row in matrix]
+    if weights is not None:
+        if candidates is None or weights.shape != matrix.shape or (weights[~matrix] != 0).any():
+            raise DataError(
+                "Initial weights need candidates: bags × classes, 0 where a class is none of them."
+            )
+        pairs = zip(weights, matrix, strict=True)
+        columns["weights"] = [SEPARATOR.join(repr(float(w)) for w in row[chosen]) for row, chosen in pairs]
+    if labels is not None:
+        columns["label"] = [names[j] for j in label_array(labels, classes, ids)]
+    if groups is not None:
+        columns["group"] = [str(name) for name in groups]
+    for what, given in (("class", names), ("bag", columns["bag_id"]), ("group", columns.get("group", []))):
+        for name in given:
+            if not name or name != name.strip() or (what == "class" and SEPARATOR in name):
+                raise DataError(
+                    f"The {what} '{name}' cannot be written to a table, where names are not empty, "
+                    f"neither begin nor end with a blank, and '{SEPARATOR}' separates classes: rename it."
+                )
+            if any("\ud800" <= letter <= "\udfff" for letter in name):
+                raise DataError(f"The {what} {name!a} is not valid Unicode: rename it.")
+    if len(set(ids)) != len(ids) or any(len(fields) != len(ids) for fields in columns.values()):
+        raise DataError("A table needs one row for each bag: give as many groups as bags, and distinct ids.")
+    return columns
 
 
 def write_predictions(
@@ -100,7 +294,7 @@ def read_predictions(path: Path) -> tuple[list[str], list[str], NDArray[np.float
         raise DataError(
             f"{path} has {len(columns)} columns of probabilities, p(class): at least two are needed."
         )
-    ids = list(_by_id(path, rows))
+    ids = _ids(path, rows)
     probabilities = np.empty((len(rows), len(columns)))
     for i, (number, row) in enumerate(rows.items()):
         try:
@@ -114,18 +308,121 @@ def read_predictions(path: Path) -> tuple[list[str], list[str], NDArray[np.float
     return ids, [column[2:-1] for column in columns], probabilities
 
 
-def _by_id(path: Path, rows: Rows) -> dict[str, dict[str, str]]:
-    table: dict[str, dict[str, str]] = {}
+def _read_csv(path: Path) -> Fields:
+    tabs = path.suffix.lower() == ".tsv"
+    with opened(path, f"a {'TSV' if tabs else 'CSV'} file in UTF-8") as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        reader = csv.reader(text, strict=True, delimiter="\t" if tabs else ",")
+        header = next(reader, [])
+        return header, {number: row for number, row in enumerate(reader, start=2) if row}
+
+
+def _read_xlsx(path: Path) -> Fields:
+    try:
+        from openpyxl import load_workbook
+    except ImportError as error:
+        raise StorageError(f"Reading {path} needs openpyxl: pip install 'mipl[xlsx]'.") from error
+    with opened(path, "an Excel workbook") as file:
+        sheet = load_workbook(file, read_only=True, data_only=True).worksheets[0]
+        sheet.reset_dimensions()  # some programs write them wrong, and rows would be cut off
+        grid = [[as_text(value) for value in row] for row in sheet.iter_rows(values_only=True)]
+    header = grid[0] if grid else []
+    while header and not header[-1].strip():
+        header.pop()
+    for row in grid[1:]:
+        while len(row) > len(header) and not row[-1].strip():
+            row.pop()
+        row += [""] * (len(header) - len(row))
+    return header, {number: row for number, row in enumerate(grid[1:], start=2) if "".join(row).strip()}
+
+
+def _read_parquet(path: Path) -> Fields:
+    table = parquet_table(path)
+    columns = [[as_text(value) for value in column.to_pylist()] for column in table.columns]
+    return table.column_names, dict(enumerate(map(list, zip(*columns, strict=True)), start=1))
+
+
+READERS: dict[str, Callable[[Path], Fields]] = {".xlsx": _read_xlsx, ".parquet": _read_parquet}
+
+
+def parquet_table(path: Path) -> Any:
+    """Return a Parquet file as a `pyarrow.Table`, without the unnamed index that pandas may have added."""
+    from pyarrow import string, types
+    from pyarrow.parquet import ParquetFile
+
+    with opened(path, "a Parquet file") as file:
+        table = ParquetFile(file).read()
+        table.validate(full=True)  # text that is not UTF-8 would raise later
+        for i, field in enumerate(table.schema):
+            if types.is_temporal(field.type):  # Python has no room for some times
+                table = table.set_column(i, field.name, table.column(i).cast(string()))
+        names = enumerate(table.column_names)
+        return table.select([i for i, name in names if not name.startswith("__index_level_")])
+
+
+@contextlib.contextmanager
+def opened(path: Path, what: str) -> Iterator[Any]:
+    """Yield a file open for reading; whatever goes wrong with it is a `StorageError`."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}.") from error
+    with file:
+        try:
+            yield file
+        except Exception as error:  # the reader of a damaged file raises whatever it stumbles on
+            detail = " ".join(str(error).split())[:200].rstrip(".")
+            raise StorageError(f"{path} is not {what}, or is damaged: {detail}.") from error
+
+
+def as_text(value: Any) -> str:
+    """Return a cell as a CSV file would hold it: 3.0 as 3, true as 1, nothing as an empty field."""
+    if value is None or value != value:
+        return ""
+    if isinstance(value, list):
+        return SEPARATOR.join(as_text(entry) for entry in value)
+    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    return str(int(value) if whole else value)
+
+
+def _sets(
+    path: Path, header: list[str], rows: Rows, labels: Sequence[str] | None
+) -> tuple[list[list[str]] | None, tuple[str, ...]]:
+    """Return the candidate sets, if there are any, and the classes."""
+    if "candidates" in header:
+        sets = [split_names(row["candidates"]) for row in rows.values()]
+        return sets, tuple(map(str, infer_classes(sets, labels)))
+    spoken = {name: {row[name].lower() for row in rows.values()} - {""} for name in header}
+    columns = [name for name in header if name and name not in KNOWN and spoken[name]]
+    columns = [name for name in columns if spoken[name] <= BINARY.keys()]
+    if not columns or (labels is not None and not set(labels) & set(columns)):
+        return None, tuple(map(str, infer_classes(None, labels)))
     for number, row in rows.items():
-        if row["bag_id"] in table:
-            raise DataError(f"{path}, row {number} names the bag '{row['bag_id']}' a second time.")
-        table[row["bag_id"]] = row
-    return table
+        if empty := [name for name in columns if not row[name]]:
+            raise DataError(f"{path}, row {number} has nothing in column '{empty[0]}': write 0 or 1.")
+        if labels is not None and row["label"] not in columns:
+            raise DataError(
+                f"{path}, row {number} has the label '{row['label']}', for which there is no column."
+                f"{suggest(row['label'], columns)}"
+            )
+    return [[name for name in columns if BINARY[row[name].lower()]] for row in rows.values()], tuple(columns)
 
 
-def _match(path: Path, rows: dict[str, dict[str, str]], bags: Bags) -> None:
-    ids = set(bags.ids.tolist())
-    for what, names in (("bags have no row in", ids - set(rows)), ("rows name no bag, in", set(rows) - ids)):
+def _ids(path: Path, rows: Rows, column: str = "bag_id") -> list[str]:
+    ids: dict[str, int] = {}
+    for number, row in rows.items():
+        bag = row[column]
+        if column == "FILENAME" and bag.endswith(FEATURE_FILES):
+            bag = bag.rpartition(".")[0]
+        if bag in ids:
+            raise DataError(f"{path}, row {number} names the bag '{bag}' a second time.")
+        ids[bag] = number
+    return list(ids)
+
+
+def _match(path: Path, named: Iterable[str], bags: Bags) -> None:
+    ids, rows = set(bags.ids.tolist()), set(named)
+    for what, names in (("bags have no row in", ids - rows), ("rows name no bag, in", rows - ids)):
         if names:
             shown = ", ".join(sorted(names)[:5]) + (", …" if len(names) > 5 else "")
             raise DataError(f"{len(names)} {what} {path}: {shown}.")
