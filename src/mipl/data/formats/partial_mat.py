@@ -1,0 +1,100 @@
+"""Partial-label data in a ``.mat`` file: three matrices, one row an example.
+
+``X`` (m, d) holds features, ``Y_P`` (m, k) the candidate sets as 0 and 1, ``Y`` (m, k) the true labels as 0
+and 1, exactly one a row; it may be missing. So is BirdSong.mat of the public partial-label collection: the
+4,998 labelled segments of HJA Birdsong in their order, each with the species of all labelled segments of its
+recording as candidates. It does not say which segments are of one recording, and so cannot be split by them.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from mipl.data.bags import Bags
+from mipl.data.candidates import MOST_CLASSES, BoolArray
+from mipl.data.formats import mat
+from mipl.errors import DataError, StorageError
+
+NAMES = ("X", "Y_P", "Y")
+
+
+def read_partial_mat(path: Path) -> Bags:
+    """Read partial-label data from a ``.mat`` file (MATLAB 5 to 7): bags of one instance each.
+
+    Ids are the row numbers 1 … m, classes the column numbers 0 … k−1. Whole numbers in X become floats.
+    """
+    try:
+        variables = dict(_variables(memoryview(path.read_bytes())))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except mat._FormatError as error:
+        raise StorageError(f"{path} {error}") from error
+    except (ValueError, struct.error, zlib.error) as error:
+        raise StorageError(f"{path} is cut short or damaged ({error}): fetch or write it again.") from error
+    try:
+        return _bags(variables)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _variables(view: memoryview) -> Iterator[tuple[str, mat.Value]]:
+    next(mat._variables(view), None)  # looks at the header
+    order = "<" if bytes(view[126:128]) == b"IM" else ">"
+    at = 128
+    while at < len(view):
+        kind, content, at = mat._element(view, order, at)
+        if kind == mat.COMPRESSED:
+            kind, content, _ = mat._element(memoryview(zlib.decompress(content)), order, 0)
+        if kind == mat.MATRIX and len(content):
+            yield mat._array(content, order, NAMES)
+
+
+def _bags(variables: dict[str, mat.Value]) -> Bags:
+    X, candidates = _matrix(variables, "X"), _marks(variables, "Y_P")
+    if candidates.shape[1] > MOST_CLASSES:
+        raise DataError(f"'Y_P' has {candidates.shape[1]} columns: it should have one for each class.")
+    if len(candidates) != len(X):
+        raise DataError(f"'Y_P' has {len(candidates)} rows, but 'X' has {len(X)}: give one row an example.")
+    labels = None
+    if "Y" in variables:
+        truth = _marks(variables, "Y")
+        if truth.shape != candidates.shape:
+            raise DataError(f"'Y' has the shape {truth.shape}, but 'Y_P' {candidates.shape}.")
+        if (wrong := truth.sum(axis=1) != 1).any():
+            row = int(wrong.argmax())
+            raise DataError(
+                f"'Y' has {int(truth[row].sum())} true labels in row {row + 1}: there should be exactly one."
+            )
+        labels = truth.argmax(axis=1)
+    return Bags(
+        source=np.ascontiguousarray(X, dtype=X.dtype if X.dtype.kind == "f" else np.float32),
+        starts=np.arange(len(X)),
+        sizes=np.ones(len(X), dtype=np.int64),
+        classes=tuple(range(candidates.shape[1])),
+        ids=np.arange(1, len(X) + 1).astype(np.str_),
+        candidates=candidates,
+        labels=labels,
+    )
+
+
+def _marks(variables: dict[str, mat.Value], name: str) -> BoolArray:
+    """Return a variable that holds 0 and 1."""
+    value = _matrix(variables, name)
+    if (wrong := ~np.isin(value, (0, 1)).all(axis=1)).any():
+        raise DataError(f"'{name}' holds something other than 0 and 1 in row {int(wrong.argmax()) + 1}.")
+    return value.astype(np.bool_)
+
+
+def _matrix(variables: dict[str, mat.Value], name: str) -> mat.Array:
+    """Return a variable that is a matrix of numbers with at least one of them."""
+    value = variables.get(name)
+    if value is None:
+        raise DataError(f"there is no variable '{name}': X (features) and Y_P (candidate sets) are needed.")
+    if isinstance(value, str) or value.dtype.kind not in "fiub" or value.ndim != 2 or not value.size:
+        raise DataError(f"'{name}' is {mat._described(value)}: it should be a matrix, one row an example.")
+    return value

@@ -1,0 +1,278 @@
+"""One tidy table of instances, as CSV, TSV or Parquet: one row an instance, one column a feature."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mipl.data.bags import Bags
+from mipl.data.candidates import Classes, IntArray, candidate_matrix, label_array
+from mipl.data.formats.table import (
+    GROUPS,
+    as_text,
+    complete,
+    label_fields,
+    needed_column,
+    one_column,
+    opened,
+    parquet_table,
+    read_rows,
+    split_names,
+    weight_matrix,
+)
+from mipl.errors import DataError, MiplError, StorageError
+from mipl.files import atomic_file
+
+Array = NDArray[Any]
+IDS = ("bag_id", "slide_id")
+TEXT = ("candidates", "label", "weights", "instance_label", *IDS, *GROUPS)  # columns that are no numbers
+PLACE = ("x", "y")
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+BLOCK = 1 << 24  # bytes that are parsed at once: no row may be longer
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def read_tidy(path: Path) -> Bags:
+    """Read bags of vectors from a table with one row an instance; a bag's rows need not be adjacent.
+
+    Columns: ``bag_id`` or ``slide_id``; what is known of the bag, the same in each of its rows, as
+    ``candidates`` (names separated by ``|``), ``weights`` (numbers in their order), ``label``, and the
+    patient as ``group``, ``case_id``, ``patient`` or ``PATIENT``; of the instance, ``instance_label``
+    (empty: none of the classes) and coordinates ``x`` and ``y``. Every other column with a name is a feature.
+    Features are float32, or float64 if Parquet says so of one. Classes are the names in the table, sorted,
+    or 0 … k−1 if they are just these numbers.
+    """
+    columns = _columns(path)
+    placed = set(PLACE) <= columns.keys()
+    features = [name for name in columns if name and name not in TEXT and not (placed and name in PLACE)]
+    if not features:
+        raise DataError(f"{path} has no column of features: its header is {', '.join(columns)}.")
+    bag, ids = _coded(columns[needed_column(path, list(columns), IDS)])
+    if not ids:
+        raise DataError(f"{path} has no row: there is no bag.")
+    if "" in ids:
+        i = int(np.flatnonzero(bag == ids.index(""))[0])
+        raise DataError(f"{path}, row {_row(path, i)} does not say which bag it belongs to: fill it in.")
+    sizes = np.bincount(bag)
+    order = np.argsort(bag, kind="stable")
+    first = order[np.cumsum(sizes) - sizes]
+
+    def of_bags(name: str | None) -> tuple[str, ...] | None:
+        if name not in columns:
+            return None
+        code, values = _coded(columns[name])
+        changed = np.flatnonzero(code != code[first][bag])
+        if len(changed):
+            i = int(changed[0])
+            raise DataError(
+                f"{path}, row {_row(path, i)} gives bag '{ids[bag[i]]}' the {name} '{values[code[i]]}', but "
+                f"an earlier row '{values[code[first][bag[i]]]}': write the same in every row of a bag."
+            )
+        return complete(path, str(name), [values[c] for c in code[first]], ids)
+
+    labels, groups = of_bags("label"), of_bags(one_column(path, list(columns), GROUPS))
+    texts, shares = of_bags("candidates"), of_bags("weights")
+    sets = None if texts is None else [split_names(text) for text in texts]
+    code, values = _coded(columns["instance_label"]) if "instance_label" in columns else (None, [])
+    classes = _classes({name for names in sets or () for name in names} | {*(labels or ()), *values} - {""})
+    known = tuple(str(name) for name in classes)
+    instance_labels = None
+    if code is not None:
+        index = {name: j for j, name in enumerate(known)}
+        instance_labels = np.array([index.get(value, -1) for value in values])[code][order]
+    source = _matrix(path, columns, features, order)
+    coordinates = _matrix(path, columns, PLACE, order) if placed else None
+    if shares is not None and sets is None:
+        raise DataError(f"{path} has weights without the column 'candidates' whose order they follow.")
+    where = [f"{path}: Bag '{bag_id}'" for bag_id in ids]
+    weights = None if shares is None else weight_matrix(shares, sets or [], known, where)
+    try:
+        return Bags(
+            source=source,
+            starts=np.cumsum(sizes) - sizes,
+            sizes=sizes,
+            classes=classes,
+            ids=np.array(ids, dtype=np.str_),
+            candidates=None if sets is None else candidate_matrix(sets, known, ids),
+            labels=None if labels is None else label_array(labels, known, ids),
+            instance_labels=instance_labels,
+            coordinates=coordinates,
+            groups=None if groups is None else np.array(groups, dtype=np.str_),
+            weights=weights,
+        )
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def write_tidy(bags: Bags, path: Path) -> None:
+    """Write ``bags`` of vectors as .csv, .tsv or .parquet; :func:`read_tidy` gives them back.
+
+    What a table cannot hold is left out: provenance, the order of the classes, classes that no bag speaks of,
+    and, in text, that features were float64 and not float32. An .npz file keeps everything.
+    """
+    import pyarrow
+
+    suffix = _suffix(path)
+    _check_writable(bags)
+    fields = label_fields(
+        bags.ids.tolist(), bags.candidates, bags.classes, bags.labels, bags.groups, bags.weights
+    )
+    columns = {name: np.repeat(np.array(texts, dtype=object), bags.sizes) for name, texts in fields.items()}
+    if bags.instance_labels is not None:
+        names = np.array([*map(str, bags.classes), ""], dtype=object)  # the last one is that of −1
+        columns["instance_label"] = names[bags.instance_labels[bags.rows()]]
+    if bags.coordinates is not None:
+        columns |= dict(zip(PLACE, bags.coordinates[bags.rows()].T, strict=True))
+    features = bags.instances
+    if features.dtype == np.float16:  # not every reader of Parquet has it
+        features = features.astype(np.float32)
+    columns |= {f"f{j}": column for j, column in enumerate(features.T)}
+    table = pyarrow.table({name: pyarrow.array(np.ascontiguousarray(c)) for name, c in columns.items()})
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
+        if suffix == ".parquet":
+            from pyarrow.parquet import write_table
+
+            write_table(table, file)
+        else:
+            from pyarrow.csv import WriteOptions, write_csv
+
+            write_csv(table, file, WriteOptions(delimiter=DELIMITERS[suffix]))
+
+
+def _check_writable(bags: Bags) -> None:
+    if len(bags.feature_shape) != 1 or bags.source.dtype == np.uint8:
+        raise DataError(
+            f"The instances are images ({bags.source.dtype}, shape {bags.feature_shape}): "
+            "a table holds vectors of floats; write an .npz file."
+        )
+    if not len(bags):
+        raise DataError("There is no bag to write.")
+    if bags.missing_truth:
+        raise DataError(
+            "True labels may be outside their candidate sets, which a table cannot say: write an .npz file."
+        )
+    if bags.coordinates is not None and bags.coordinates.shape[1] != len(PLACE):
+        raise DataError(
+            f"The coordinates have {bags.coordinates.shape[1]} columns, but a table has x and y: "
+            "write an .npz file."
+        )
+
+
+def _suffix(path: Path) -> str:
+    suffix = path.suffix.lower()
+    if suffix not in (*DELIMITERS, ".parquet"):
+        raise StorageError(f"{path} should end in .csv, .tsv or .parquet.")
+    return suffix
+
+
+def _columns(path: Path) -> dict[str, Any]:
+    """Return the columns of a table by name, each a `pyarrow.ChunkedArray`."""
+    table = parquet_table(path) if _suffix(path) == ".parquet" else _text_table(path)
+    header = [name.strip() for name in table.column_names]
+    if len(set(header)) != len(header):
+        raise DataError(f"{path} names a column twice in its header: {', '.join(header)}.")
+    needed_column(path, header, IDS)
+    return dict(zip(header, table.columns, strict=True))
+
+
+def _text_table(path: Path) -> Any:
+    """Return a CSV or TSV file as a `pyarrow.Table`, its features float32, its coordinates as they are."""
+    import pyarrow
+    from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
+
+    delimiter = DELIMITERS[_suffix(path)]
+    with opened(path, f"a {path.suffix[1:].upper()} file in UTF-8") as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        header = next(csv.reader(text, strict=True, delimiter=delimiter), [])
+    names = [name.strip() for name in header]
+    needed_column(path, names, IDS)
+    free = {*PLACE, ""} if set(PLACE) <= set(names) else {""}
+    kinds = {
+        raw: pyarrow.string() if name in TEXT else pyarrow.float32()
+        for raw, name in zip(header, names, strict=True)
+        if name not in free
+    }
+    try:
+        with path.open("rb") as file:
+            return read_csv(
+                file,
+                ReadOptions(block_size=BLOCK),
+                ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                ConvertOptions(column_types=kinds, null_values=[""]),
+            )
+    except pyarrow.ArrowException as error:
+        numbers = [name for name in names if name not in TEXT and name]
+        raise _explained(path, numbers, str(error)) from error
+
+
+def _coded(column: Any) -> tuple[IntArray, list[str]]:
+    """Return a column of text as codes (rows,) and the values they stand for, in order of appearance."""
+    import pyarrow
+
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pyarrow.types.is_nested(column.type):
+        column = pyarrow.chunked_array([[as_text(value) for value in column.to_pylist()]], pyarrow.string())
+    encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    places: dict[str, int] = {}
+    merged = [places.setdefault(as_text(v).strip(), len(places)) for v in encoded.dictionary.to_pylist()]
+    return np.array(merged, dtype=np.int64)[encoded.indices.to_numpy()], list(places)
+
+
+def _matrix(path: Path, columns: dict[str, Any], names: Sequence[str], order: IntArray) -> Array:
+    """Return columns of numbers as one array (rows, columns), its rows in the given order."""
+    from pyarrow import types
+
+    for name in names:
+        kind = columns[name].type
+        number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+        if columns[name].null_count or not number:
+            raise _explained(path, names, f"column '{name}' is of type {kind}")
+    if names is PLACE:
+        dtype = np.result_type(*(columns[name].type.to_pandas_dtype() for name in names))
+    else:
+        wide = any(types.is_float64(columns[name].type) for name in names)
+        dtype = np.dtype(np.float64 if wide else np.float32)
+    matrix = np.empty((len(order), len(names)), dtype=dtype)
+    for j, name in enumerate(names):
+        matrix[:, j] = columns[name].to_numpy()[order]
+    if not (matrix.min() >= -LARGEST and matrix.max() <= LARGEST):  # NaN is neither
+        raise _explained(path, names, "a number is NaN, infinite or too large")
+    return matrix
+
+
+def _classes(names: set[str]) -> Classes:
+    numbers = range(len(names))
+    return tuple(numbers) if names == set(map(str, numbers)) else tuple(sorted(names))
+
+
+def _row(path: Path, index: int) -> int:
+    """Return the number that a user sees of a row; only an error asks for it, so the file is read again."""
+    numbers = list(read_rows(path)[1])
+    return numbers[index] if index < len(numbers) else index + 2
+
+
+def _explained(path: Path, names: Sequence[str], detail: str) -> MiplError:
+    """Return an error that names the first field of these columns that is not a finite number."""
+    for number, row in read_rows(path)[1].items():
+        for name in names:
+            if not _is_number(row[name]):
+                held = f"'{row[name]}'" if row[name] else "nothing"
+                return DataError(
+                    f"{path}, row {number} has {held} in column '{name}', where a finite number is needed: "
+                    "mend it, or remove the row or the column."
+                )
+    return StorageError(f"{path} cannot be read as a table of features: {' '.join(detail.split())[:200]}.")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return text.isascii() and "_" not in text and abs(float(text)) <= LARGEST
+    except ValueError:
+        return False
