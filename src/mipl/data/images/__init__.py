@@ -1,0 +1,22 @@
+"""Images to bags: generators, patch encoders, and folders of images."""
+
+from mipl.data.images.folder import ImageBag, Summary, generate, image_bags, list_images
+from mipl.data.images.generators import Generator, Instances
+from mipl.data.images.named import GENERATORS, make_generator
+from mipl.data.images.patches import PatchEncoder, efficientnet_lite0, patches, resnet34
+
+__all__ = [
+    "GENERATORS",
+    "Generator",
+    "ImageBag",
+    "Instances",
+    "PatchEncoder",
+    "Summary",
+    "efficientnet_lite0",
+    "generate",
+    "image_bags",
+    "list_images",
+    "make_generator",
+    "patches",
+    "resnet34",
+]
