@@ -46,8 +46,9 @@ def atomic_folder(path: Path, marker: str) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        for file in temporary.iterdir():
-            _flush(file)
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                _flush(file)
         if path.exists():
             path.replace(old)
         try:
@@ -69,6 +70,11 @@ def check_folder(path: Path, marker: str) -> None:
         raise StorageError(
             f"{path} exists and holds no {marker}, so it is not replaced: give another folder."
         )
+    check_place(path)
+
+
+def check_place(path: Path) -> None:
+    """Raise an error if nothing could be written at ``path``, leaving nothing behind."""
     parent = next(folder for folder in (path.parent, *path.parent.parents) if folder.exists())
     try:
         with tempfile.TemporaryDirectory(dir=parent):

@@ -161,7 +161,7 @@ def test_an_index_file_of_other_bags_is_refused(tmp_path, train, test):
 
 
 def test_a_missing_index_file_is_named(tmp_path):
-    with pytest.raises(StorageError, match=r"index3\.mat does not exist: give the folder"):
+    with pytest.raises(StorageError, match=r"has neither index3\.mat nor splits_3\.csv: give the folder"):
         official_split(many([1] * 5), tmp_path, 3)
 
 

@@ -24,6 +24,7 @@ from mipl.data.candidates import (
     read_labels,
     read_sets,
 )
+from mipl.data.lazy import FileArray
 from mipl.data.validation import check_alike, flat_array, instance_array, validate, weight_array
 from mipl.errors import DataError
 
@@ -51,10 +52,11 @@ class Bags:
     """m bags over one flat source of instances, validated once, here.
 
     A selection (``bags[3:9]``, ``bags[mask]``, ``bags[indices]``) shares the source. Arrays are read-only.
+    The source is an array, or files that are read, and their values checked, when a bag is asked for.
     Instances of dtype uint8 stand for value/255 (images); every other dtype stands for itself.
     """
 
-    source: Array  # (rows, *feature_shape); rows of bags outside this selection included
+    source: Array | FileArray  # (rows, *feature_shape); rows of bags outside this selection included
     starts: IntArray  # (m,) first row of each bag in the source
     sizes: IntArray  # (m,)
     classes: Classes  # k names, or 0 … k−1
@@ -62,7 +64,7 @@ class Bags:
     candidates: BoolArray | None = None  # (m, k)
     labels: IntArray | None = None  # (m,) indices into classes
     instance_labels: IntArray | None = None  # (rows,) −1: none of the classes
-    coordinates: Array | None = None  # (rows, c)
+    coordinates: Array | FileArray | None = None  # (rows, c)
     groups: NDArray[np.str_] | None = None  # (m,) for example the patient
     weights: Array | None = None  # (m, k) initial pseudo-label weights, in place of uniform
     missing_truth: bool = False  # a true label may be outside its candidate set
@@ -184,7 +186,9 @@ class Bags:
     @property
     def instances(self) -> Array:
         """(total, *feature_shape) the instances of these bags, in order; a copy unless that is the source."""
-        return self.source if self._packed() else self.source[self.rows()]
+        if isinstance(self.source, np.ndarray) and self._packed():
+            return self.source
+        return self.source[self.rows()]
 
     def rows(self, index: Array | None = None) -> IntArray:
         """Return the source's rows of the bags at ``index`` (default all), bag after bag."""
@@ -244,14 +248,21 @@ class Bags:
         )
 
     def packed(self) -> Bags:
-        """Return the same bags over a source that holds just their instances, in order."""
-        return self if self._packed() else self.keep_instances([np.arange(size) for size in self.sizes])
+        """Return the same bags over an array in memory that holds just their instances, in order."""
+        if isinstance(self.source, np.ndarray) and self._packed():
+            return self
+        return self.keep_instances([np.arange(size) for size in self.sizes])
 
     def digest(self) -> str:
         """Return a hash of instances, sizes, candidate sets, labels, weights and classes."""
         state = hashlib.blake2b(digest_size=16)
         state.update(json.dumps([list(self.classes), self.feature_shape, str(self.source.dtype)]).encode())
-        for array in (self.instances, self.sizes, self.candidates, self.labels, self.weights):
+        state.update(str((int(self.sizes.sum()), *self.feature_shape)).encode())
+        for start, size in zip(self.starts.tolist(), self.sizes.tolist(), strict=True):
+            state.update(
+                np.ascontiguousarray(self.source[start : start + size]).data
+            )  # bag by bag: little memory
+        for array in (self.sizes, self.candidates, self.labels, self.weights):
             state.update(str(None if array is None else array.shape).encode())
             state.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
         return state.hexdigest()

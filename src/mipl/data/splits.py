@@ -1,4 +1,4 @@
-"""Train/test splits: stratified by seed, or the official ones of a benchmark."""
+"""Train/test splits: stratified by seed, grouped by patient, or the official ones of a benchmark."""
 
 from __future__ import annotations
 
@@ -17,42 +17,123 @@ Split = tuple[IntArray, IntArray]
 def stratified_split(bags: Bags, number: int, train: float = 0.7) -> Split:
     """Return (train, test) indices of split ``number``: each class divided 7:3, the whole deterministic.
 
-    Bags without labels are divided at random.
+    Bags without labels are divided at random. Bags of one group (patient) stay together: then every class
+    is divided by its bags as nearly as whole groups allow.
     """
     if not 0.0 < train < 1.0:
         raise SettingError(f"train = {train} is not a share between 0 and 1.")
-    strata = bags.labels if bags.labels is not None else np.zeros(len(bags), dtype=np.int64)
     rng = rng_for("split", number)
-    chosen = [np.zeros(0, dtype=np.int64)]
-    for stratum in np.unique(strata):
-        members = rng.permutation(np.flatnonzero(strata == stratum))
-        chosen.append(members[: round(train * len(members))])
     mask = np.zeros(len(bags), dtype=np.bool_)
-    mask[np.concatenate(chosen)] = True
+    for blocks in _strata(bags):
+        sizes = np.array([len(block) for block in blocks])
+        order = rng.permutation(len(blocks))
+        # The cut nearest to the share; for single bags that is round(share · bags).
+        after = np.concatenate([[0], np.cumsum(sizes[order])])
+        cut = int(np.abs(after - round(train * int(sizes.sum()))).argmin())
+        mask[np.concatenate([np.zeros(0, dtype=np.int64), *(blocks[i] for i in order[:cut])])] = True
     if mask.all() or not mask.any():
-        raise DataError(f"{len(bags)} bags are too few to split into a training and a test part.")
+        what = "bags" if bags.groups is None else "groups of bags"
+        count = len(bags) if bags.groups is None else len(np.unique(bags.groups))
+        raise DataError(f"{count} {what} are too few to split into a training and a test part.")
     return np.flatnonzero(mask), np.flatnonzero(~mask)
 
 
 def stratified_fold(bags: Bags, number: int, folds: int) -> Split:
-    """Return (train, test) indices of fold ``number`` of ``folds`` (from 1): every bag is tested once."""
+    """Return (train, test) indices of fold ``number`` of ``folds`` (from 1): every bag is tested once.
+
+    Bags of one group (patient) stay together.
+    """
     if not 1 <= number <= folds or folds < 2:
         raise SettingError(f"There is no fold {number} of {folds}.")
-    strata = bags.labels if bags.labels is not None else np.zeros(len(bags), dtype=np.int64)
-    order = np.lexsort((rng_for("folds", folds).random(len(bags)), strata))  # by class, shuffled within
-    test = np.sort(order[number - 1 :: folds])
+    place = rng_for("folds", folds).random(len(bags))
+    fold = np.zeros(len(bags), dtype=np.int64)
+    dealt = 0
+    held = np.zeros(folds, dtype=np.int64)  # bags in each fold
+    for blocks in _strata(bags):
+        for block in sorted(blocks, key=lambda block: float(place[block[0]])):
+            # Single bags are dealt in turn; groups, which differ in size, to the emptiest fold.
+            chosen = dealt % folds if bags.groups is None else int(held.argmin())
+            fold[block] = chosen
+            held[chosen] += len(block)
+            dealt += 1
+    test = np.flatnonzero(fold == number - 1)
     if not len(test) or len(test) == len(bags):
         raise DataError(f"{len(bags)} bags are too few for {folds} folds.")
-    return np.setdiff1d(np.arange(len(bags)), test), test
+    return np.flatnonzero(fold != number - 1), test
+
+
+def _strata(bags: Bags) -> list[list[IntArray]]:
+    """Return, class by class, the blocks of bags that stay together: single bags, or a group's bags.
+
+    A group with several classes counts for its most common one.
+    """
+    strata = bags.labels if bags.labels is not None else np.zeros(len(bags), dtype=np.int64)
+    if bags.groups is None:
+        blocks = [np.array([i]) for i in range(len(bags))]
+    else:
+        _, group = np.unique(bags.groups, return_inverse=True)
+        order = np.argsort(group, kind="stable")
+        blocks = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+    stratum = [int(np.bincount(strata[block]).argmax()) for block in blocks if len(block)]
+    return [
+        [block for block, s in zip(blocks, stratum, strict=True) if s == wanted]
+        for wanted in np.unique(stratum).tolist()
+    ]
 
 
 def official_split(bags: Bags, folder: Path, number: int) -> Split:
-    """Return (train, test) indices from ``folder/index<number>.mat`` (1-based trainIndex and testIndex)."""
+    """Return (train, test) indices from a file in ``folder`` that says which bags are in which part.
+
+    Either the authors' ``index<number>.mat`` (1-based trainIndex and testIndex, every bag in one of them) or
+    CLAM's ``splits_<number>.csv`` (columns of slides, train and test; those of val, if any, are left out).
+    """
+    mat, table = folder / f"index{number}.mat", folder / f"splits_{number}.csv"
+    if table.is_file():
+        return _clam_split(bags, table)
+    if not mat.is_file():
+        raise StorageError(
+            f"{folder} has neither {mat.name} nor {table.name}: give the folder of the official split files."
+        )
+    return _index_split(bags, mat)
+
+
+def _clam_split(bags: Bags, path: Path) -> Split:
+    from mipl.data.formats.table import read_table
+
+    rows = read_table(path, ("train", "test"))
+    place = {bag: i for i, bag in enumerate(bags.ids.tolist())}
+    parts: dict[str, list[int]] = {"train": [], "test": []}
+    seen: dict[str, str] = {}
+    for number, row in rows.items():
+        for part in ("train", "val", "test"):
+            slide = row.get(part, "")
+            if not slide:
+                continue
+            if slide in seen:
+                raise DataError(
+                    f"{path}, row {number} names '{slide}' a second time: a slide is in one part."
+                )
+            seen[slide] = part
+            if slide not in place:
+                raise DataError(
+                    f"{path}, row {number} names the slide '{slide}', which is not among the bags."
+                )
+            if part in parts:
+                parts[part].append(place[slide])
+    if not all(parts.values()):
+        raise DataError(f"{path} names no slide for training or none for testing.")
+    train, test = (np.sort(np.array(part, dtype=np.int64)) for part in parts.values())
+    if bags.groups is not None and (both := set(bags.groups[train]) & set(bags.groups[test])):
+        raise DataError(
+            f"{path} has slides of '{sorted(both)[0]}' in training and in testing ({len(both)} such groups): "
+            "a patient belongs to one part; mend the file, or leave the patients out of the table."
+        )
+    return train, test
+
+
+def _index_split(bags: Bags, path: Path) -> Split:
     from scipy.io import loadmat
 
-    path = folder / f"index{number}.mat"
-    if not path.is_file():
-        raise StorageError(f"{path} does not exist: give the folder of the official index files.")
     try:
         content = loadmat(path)
         parts = [np.asarray(content[key], dtype=np.int64).ravel() - 1 for key in ("trainIndex", "testIndex")]

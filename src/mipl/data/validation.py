@@ -148,8 +148,8 @@ def validate(bags: Bags) -> None:
 
 
 def _validate_features(bags: Bags) -> None:
-    if bags.source.dtype.kind != "f":
-        return
+    if bags.source.dtype.kind != "f" or not isinstance(bags.source, np.ndarray):
+        return  # files are checked as they are read
     limit = np.finfo(np.float32).max
     for i, (start, size) in enumerate(zip(bags.starts, bags.sizes, strict=True)):
         block = bags.source[start : start + size]
@@ -172,7 +172,7 @@ def _validate_instances(bags: Bags) -> None:
                 f"Bag '{bag}' has the instance label {given[outside][0]}: "
                 f"it must be the index of one of the {bags.k} classes, or −1 for none of them."
             )
-    if bags.coordinates is not None:
+    if isinstance(bags.coordinates, np.ndarray):
         finite = np.isfinite(bags.coordinates[bags.rows()]).all(axis=1)
         if not finite.all():
             bag = np.repeat(bags.ids, bags.sizes)[~finite][0]

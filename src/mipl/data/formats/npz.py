@@ -40,7 +40,7 @@ def save_npz(bags: Bags, path: Path) -> None:
             file,
             allow_pickle=False,
             meta=np.array(text),
-            instances=packed.source,
+            instances=packed.instances,
             offsets=packed.offsets,
             ids=packed.ids,
             **arrays,

@@ -1,0 +1,230 @@
+"""Folders of slide features: CLAM, TRIDENT and STAMP layouts, and plain ``.npy``/``.npz`` files.
+
+A slide is a bag and its file's name without suffix is the bag's id. Opening a folder reads the files' headers
+only; features are read when a batch needs them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from mipl.data.bags import Bags
+from mipl.data.candidates import candidate_matrix, label_array
+from mipl.data.formats.table import LabelTable, read_label_table, write_labels
+from mipl.data.lazy import SUFFIXES, FileArray, Part, array_names, open_array
+from mipl.data.validation import STORED
+from mipl.errors import DataError, StorageError
+from mipl.files import atomic_folder
+
+FEATURES = ("features", "feats", "patch_embeddings")  # CLAM and TRIDENT, STAMP, STAMP's older files
+COORDINATES = ("coords", "coordinates")
+SLIDES = (
+    ".svs",
+    ".ndpi",
+    ".mrxs",
+    ".tif",
+    ".tiff",
+    ".scn",
+    ".qptiff",
+    ".czi",
+    *SUFFIXES,
+)  # ids end so in CSVs
+MARKER = "h5_files"
+
+
+def open_folder(folder: Path, table: Path | None = None, *, skip_missing: bool = False) -> Bags:
+    """Return the slides of a folder as bags that stay on disk.
+
+    ``folder`` holds the feature files, or is the folder above CLAM's ``h5_files`` and ``pt_files`` or above
+    one ``features_<encoder>`` of TRIDENT. ``table`` (CSV, TSV, XLSX) says which slides there are and what is
+    known of them; without it every file is a bag, for prediction. Everything that does not fit is
+    reported at once; ``skip_missing`` leaves slides without a file out.
+    """
+    files = feature_files(folder)
+    known = None if table is None else read_label_table(table)
+    problems: list[str] = []
+    if known is None:
+        chosen = {slide: (slide, path) for slide, path in files.items()}
+    else:
+        found = {slide: name for slide in known.ids if (name := _file_of(slide, files)) is not None}
+        missing = [slide for slide in known.ids if slide not in found]
+        if missing and not skip_missing:
+            problems.append(
+                f"{len(missing)} slides of {table} have no file in {folder}: {', '.join(missing)} "
+                "(add the files, remove the rows, or leave these slides out with --skip-missing)"
+            )
+        unused = sorted(set(files) - set(found.values()))
+        chosen = {slide: (name, files[name]) for slide, name in found.items()}
+        twice = sorted({name for name in found.values() if list(found.values()).count(name) > 1})
+        if twice:
+            problems.append(f"{len(twice)} files are named by two rows of {table}: {', '.join(twice)}")
+        if unused:
+            message = f"{len(unused)} files in {folder} have no row in {table}: {', '.join(unused)}"
+            if missing and not skip_missing:  # perhaps the same slides under other names: say both
+                problems.append(message)
+            else:
+                warnings.warn(f"{message}; they are left out.", UserWarning, stacklevel=2)
+    features: dict[str, Part] = {}
+    coordinates: dict[str, Part] = {}
+    for slide, (_, path) in chosen.items():
+        try:
+            features[slide], where = _parts(path)
+            if where is not None:
+                coordinates[slide] = where
+        except (StorageError, DataError) as error:
+            problems.append(str(error).rstrip("."))
+    problems += _widths(features)
+    if problems:
+        raise DataError("; ".join(problems) + ".")
+    if not chosen:
+        raise DataError(f"No slide of {table} has a file in {folder}: is it the right folder?")
+    return _bags(folder, known, features, coordinates if len(coordinates) == len(features) else {})
+
+
+def feature_files(folder: Path) -> dict[str, Path]:
+    """Return the feature files by slide, from the folder or from the one layout that is found below it."""
+    if not folder.is_dir():
+        raise StorageError(f"{folder} is not a folder: give the folder of the feature files.")
+    for place in (folder, folder / "h5_files", folder / "pt_files"):
+        if files := _files(place):
+            return files
+    below = [place for pattern in ("features_*", "*/features_*") for place in sorted(folder.glob(pattern))]
+    filled = [place for place in below if _files(place)]
+    if len(filled) > 1:
+        names = ", ".join(str(place.relative_to(folder)) for place in filled)
+        raise DataError(f"{folder} holds features of several encoders ({names}): give the folder of one.")
+    if filled:
+        return _files(filled[0])
+    raise DataError(
+        f"{folder} has no feature file ({', '.join(SUFFIXES)}), "
+        "neither directly nor in h5_files, pt_files or features_<encoder>."
+    )
+
+
+def write_folder(bags: Bags, folder: Path) -> None:
+    """Write vectors as a CLAM folder: ``h5_files/<id>.h5`` with features and coords, and labels.csv."""
+    import h5py
+
+    if len(bags.feature_shape) != 1:
+        raise DataError(f"The instances have shape {bags.feature_shape}: a folder of slides holds vectors.")
+    for slide in bags.ids.tolist():
+        if not slide or slide in (".", "..") or any(c in slide for c in "/\\\0") or len(slide) > 200:
+            raise DataError(f"The id '{slide}' cannot be the name of a file: give the bag another id.")
+    with atomic_folder(folder, "labels.csv") as temporary:
+        (temporary / MARKER).mkdir()
+        for bag in bags:
+            with h5py.File(temporary / MARKER / f"{bag.id}.h5", "w") as file:
+                file["features"] = bag.instances
+                if bag.coordinates is not None:
+                    file["coords"] = bag.coordinates
+        write_labels(
+            temporary / "labels.csv",
+            bags.ids.tolist(),
+            bags.candidates,
+            bags.classes,
+            labels=bags.labels,
+            groups=bags.groups,
+            weights=bags.weights,
+        )
+
+
+def _files(place: Path) -> dict[str, Path]:
+    """Return the feature files of one folder by name without suffix; names come from the folder alone."""
+    files: dict[str, Path] = {}
+    if not place.is_dir():
+        return files
+    inside = place.resolve()
+    for path in sorted(place.iterdir()):
+        if path.suffix not in SUFFIXES or path.name.startswith(".") or not path.is_file():
+            continue
+        if path.resolve().parent != inside:
+            raise StorageError(f"{path} is a link that leads out of its folder: copy the file there instead.")
+        if path.stem in files:
+            raise DataError(
+                f"{place} has two files for slide '{path.stem}', {files[path.stem].name} and {path.name}."
+            )
+        files[path.stem] = path
+    return files
+
+
+def _file_of(slide: str, files: dict[str, Path]) -> str | None:
+    """Return the file's name for a slide as a table writes it, with or without the image's suffix."""
+    if slide in files:
+        return slide
+    for suffix in SLIDES:
+        if slide.lower().endswith(suffix) and slide[: -len(suffix)] in files:
+            return slide[: -len(suffix)]
+    return None
+
+
+def _parts(path: Path) -> tuple[Part, Part | None]:
+    """Return where the features and, if there are any, the coordinates are in a file."""
+    names = array_names(path)
+    key = next((name for name in FEATURES if name in names), names[0] if len(names) == 1 else None)
+    if key is None:
+        raise DataError(
+            f"{path} has none of the arrays {', '.join(FEATURES)}: it holds {', '.join(names) or 'nothing'}"
+        )
+    features = _part(path, key)
+    if features.dtype not in STORED or features.dtype.kind != "f":
+        raise DataError(f"{path} holds features of type {features.dtype}: write them as float32 or float16")
+    if not features.rows or not features.width:
+        raise DataError(f"{path} is empty ({features.shape}): leave the slide out")
+    key = next((name for name in COORDINATES if name in names), None)
+    if key is None:
+        return features, None
+    coordinates = _part(path, key)
+    if coordinates.rows != features.rows or coordinates.dtype.kind not in "iuf":
+        raise DataError(
+            f"{path} has {features.rows} features, but coordinates of shape {coordinates.shape} "
+            f"and type {coordinates.dtype}"
+        )
+    return features, coordinates
+
+
+def _part(path: Path, key: str) -> Part:
+    with open_array(path, key) as stored:
+        shape = tuple(int(side) for side in stored.shape)
+        if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] != 1):
+            raise DataError(
+                f"{path} holds '{key or 'an array'}' of shape {shape}: it should be patches × features"
+            )
+        return Part(path, key, shape, np.dtype(stored.dtype))
+
+
+def _widths(features: dict[str, Part]) -> list[str]:
+    """Return a complaint that lists every slide whose width is not the most common one."""
+    widths, counts = np.unique([part.width for part in features.values()], return_counts=True)
+    if len(widths) < 2:
+        return []
+    usual = widths[counts.argmax()]
+    odd = [f"{slide} ({part.width})" for slide, part in features.items() if part.width != usual]
+    return [f"{len(odd)} slides do not have the width {usual} of the others: {', '.join(odd)}"]
+
+
+def _bags(
+    folder: Path, known: LabelTable | None, features: dict[str, Part], coordinates: dict[str, Part]
+) -> Bags:
+    ids = list(features)
+    sizes = np.array([part.rows for part in features.values()], dtype=np.int64)
+    rows = LabelTable((), ()) if known is None else known.select(ids)
+    return Bags(
+        source=_together(features),
+        starts=np.cumsum(sizes) - sizes,
+        sizes=sizes,
+        classes=rows.classes,
+        ids=np.array(ids, dtype=np.str_),
+        candidates=None if rows.sets is None else candidate_matrix(rows.sets, rows.classes, ids),
+        labels=None if rows.labels is None else label_array(rows.labels, rows.classes, ids),
+        coordinates=_together(coordinates) if coordinates else None,
+        groups=None if rows.groups is None else np.array(rows.groups, dtype=np.str_),
+        weights=rows.weights,
+        provenance={"dataset": folder.name, "origin": "folder of feature files"},
+    )
+
+
+def _together(parts: dict[str, Part]) -> FileArray:
+    return FileArray(list(parts.values()), np.result_type(*{part.dtype for part in parts.values()}))
