@@ -156,6 +156,14 @@ def add_false_positives(labels: IntArray, k: int, r: int, *seed: str | int) -> B
     return np.argsort(np.argsort(draw, axis=1), axis=1) <= r
 
 
+def add_confusable(labels: IntArray, confusion: NDArray[np.float64], *seed: str | int) -> BoolArray:
+    """Return candidate sets (m, k): the true label y, and each other label j with chance confusion[y, j]."""
+    draw = rng_for("confusable", *seed).random((len(labels), len(confusion)))
+    candidates: BoolArray = draw < confusion[labels]
+    candidates[np.arange(len(labels)), labels] = True
+    return candidates
+
+
 def _plain(entry: Any, bag: str | None = None) -> str | int:
     """Return a NumPy or torch scalar as the str or int it stands for."""
     if isinstance(entry, str):
