@@ -114,7 +114,7 @@ def test_methods_lists_and_shows(capsys):
         ("fit {f}/bags.npz --out {t}/m --labels {t}/none.csv", "none.csv cannot be read"),
         ("fit {f}/text.npz --out {t}/m", "text.npz is damaged or is not"),
         ("fit {f}/cut.npz --out {t}/m", "cut.npz is damaged or is not"),
-        ("fit {f}/labels.csv --out {t}/m", "not an .npz file"),
+        ("fit {f}/labels.csv --out {t}/m", "labels.csv"),
         ("predict {f} {f}/bags.npz --out {t}/p.csv", "is not a model folder"),
         ("predict {f}/model {f}/narrow.npz --out {t}/p.csv", "trained on (5,)"),
         ("predict {f}/model {f}/bags.npz --out {f}/model", "cannot be written"),
@@ -124,7 +124,7 @@ def test_methods_lists_and_shows(capsys):
         ("run {f}/bare.npz --out {t}/runs", "no true labels"),
         ("run {f}/bags.npz --out {t}/runs --splits ten", "--splits ten cannot be read"),
         ("run {f}/bags.npz --out {t}/runs --methods sam-cm", "no method 'sam-cm'"),
-        ("run {f}/bags.npz --out {t}/runs --official {t}", "index1.mat does not exist"),
+        ("run {f}/bags.npz --out {t}/runs --official {t}", "has neither index1.mat nor splits_1.csv"),
         ("methods sam-nc", "no method 'sam-nc'"),
     ],
 )

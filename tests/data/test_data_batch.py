@@ -109,3 +109,32 @@ def test_writing_to_a_batch_changes_neither_bags_nor_the_users_arrays(dtype):
     assert all((array == 1).all() for array in arrays)
     (batch,) = loader.in_order()
     assert_holds(batch, bags)
+
+
+@quick
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    drop=st.floats(0.01, 0.99),
+    batch_size=st.integers(1, 5),
+    seed=st.integers(0, 9),
+)
+def test_dropped_instances_leave_every_bag_a_part_of_itself(sizes, drop, batch_size, seed):
+    bags = many(sizes)
+    seen = []
+    for batch in BagLoader(bags).epoch(batch_size, np.random.default_rng(seed), drop):
+        parts = torch.split(batch.instances, batch.sizes.tolist())
+        for place, part in zip(batch.index.tolist(), parts, strict=True):
+            rows = bags[place].instances.tolist()
+            kept = part.tolist()
+            assert 1 <= len(kept) <= len(rows)
+            places = [rows.index(row) for row in kept]
+            assert places == sorted(places)  # in order, none twice
+            assert len(set(places)) == len(places)
+            seen.append(place)
+    assert sorted(seen) == list(range(len(bags)))
+
+
+def test_the_share_of_dropped_instances_is_the_one_asked_for():
+    bags = many([100] * 50)
+    kept = sum(len(b.instances) for b in BagLoader(bags).epoch(4, np.random.default_rng(0), 0.3))
+    assert kept == pytest.approx(0.7 * 5000, rel=0.03)

@@ -35,12 +35,33 @@ def _options(
     pass
 
 
-DataArg = Annotated[str, typer.Argument(metavar="DATA", help="An .npz file of bags, or a data set by name.")]
+DataArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATA",
+        help="Bags: an .npz, .mat, .csv, .tsv or .parquet file, a folder of feature files, or a name.",
+    ),
+]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-ROpt = Annotated[int, typer.Option("-r", help="False positives per bag, for a data set by name.")]
+ROpt = Annotated[
+    int | None, typer.Option("-r", help="False positives per bag, for a data set by name (default 1).")
+]
 RawOpt = Annotated[Path | None, typer.Option("--raw", help="Folder of raw files, for a data set by name.")]
 SeedOpt = Annotated[int, typer.Option("--seed", help="Seed of training.")]
-DataSeedOpt = Annotated[int, typer.Option("--data-seed", help="Seed of a data set built by name.")]
+DataSeedOpt = Annotated[
+    int | None, typer.Option("--data-seed", help="Seed of a data set built by name (default 0).")
+]
+LabelsOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--labels",
+        metavar="FILE",
+        help="CSV, TSV or XLSX with bag_id or slide_id, candidates (a|b|c), and perhaps label and patient.",
+    ),
+]
+SkipMissingOpt = Annotated[
+    bool, typer.Option("--skip-missing", help="Leave out the slides of --labels that have no file.")
+]
 SetOpt = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method or recipe; repeatable."),

@@ -1,4 +1,4 @@
-"""demo and run: several models, compared."""
+"""demo, run and results: several models, compared."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from mipl.cli.app import (
     DataArg,
     DataSeedOpt,
     JsonOpt,
+    LabelsOpt,
     RawOpt,
     RecipeOpt,
     ROpt,
     SeedOpt,
     SetOpt,
+    SkipMissingOpt,
     app,
     as_text,
     print_json,
@@ -82,16 +84,18 @@ def run(
         typer.Option(
             "--official",
             metavar="DIR",
-            help="Folder of official index<k>.mat files, in place of stratified splits.",
+            help="Folder of index<k>.mat or CLAM's splits_<k>.csv files, in place of stratified splits.",
         ),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes at a time, one thread each.")] = 2,
     settings: SetOpt = None,
     recipe: RecipeOpt = "stable",
-    r: ROpt = 1,
+    r: ROpt = None,
     raw: RawOpt = None,
+    labels: LabelsOpt = None,
+    skip_missing: SkipMissingOpt = False,
     seed: SeedOpt = 0,
-    data_seed: DataSeedOpt = 0,
+    data_seed: DataSeedOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Train methods over train/test splits in parallel, leaving one record a run; finished runs are kept."""
@@ -102,7 +106,7 @@ def run(
     from mipl.records.store import Store
     from mipl.records.summary import summarise
 
-    source = Source(data, r, data_seed, as_text(raw))
+    source = Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing)
     bags = source.open()
     names = (
         list(METHODS) if methods_ == "all" else [name.strip() for name in methods_.split(",") if name.strip()]
@@ -118,6 +122,7 @@ def run(
             store=str(out),
             splits="stratified" if official is None else "official",
             split_folder=as_text(official) or "",
+            provenance=dict(bags.provenance),
         )
         for name in names
         for split in _numbers(splits)
@@ -147,7 +152,7 @@ def run(
             "accuracy",
             "ECE",
             "fit seconds",
-            title=f"{source.name} r={r}, mean ± deviation over splits",
+            title=f"{source.title}, mean ± deviation over splits",
             title_justify="left",
         )
         for row in rows:
@@ -163,6 +168,36 @@ def run(
         print(f"mipl: {job.title} failed: {reason}", file=sys.stderr)
     if failures:
         raise typer.Exit(1)
+
+
+@app.command()
+def results(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of records that 'mipl run' left.")],
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Only this data set.")] = None,
+    method: Annotated[str | None, typer.Option("--method", help="Only this method.")] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")] = False,
+    as_json: JsonOpt = False,
+) -> None:
+    """Show the results in a folder of records, means over splits, with the paper's beside them."""
+    from mipl.records.store import Store
+    from mipl.reports.results import HEADER, markdown, result_cells, result_rows
+
+    if not folder.is_dir():
+        raise SettingError(f"{folder} is not a folder of records.")
+    rows = [
+        row
+        for row in result_rows(Store(folder))
+        if dataset in (None, row["dataset"]) and method in (None, row["method"])
+    ]
+    if as_json:
+        print_json(rows)
+    elif as_markdown:
+        typer.echo(markdown(rows))
+    else:
+        table = Table(*HEADER)
+        for row in rows:
+            table.add_row(*result_cells(row))
+        Console().print(table)
 
 
 def _numbers(text: str) -> list[int]:

@@ -14,11 +14,13 @@ from mipl.cli.app import (
     DataArg,
     DataSeedOpt,
     JsonOpt,
+    LabelsOpt,
     RawOpt,
     RecipeOpt,
     ROpt,
     SeedOpt,
     SetOpt,
+    SkipMissingOpt,
     app,
     as_text,
     print_json,
@@ -34,9 +36,8 @@ def methods(
     ] = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """List the methods, or show one with its settings and its citation, and the recipes."""
-    import dataclasses
-
+    """List the methods, or show one: what it does, when to use it, its cost, citation and settings."""
+    from mipl.estimators import make_classifier
     from mipl.methods import METHODS
     from mipl.registry import settings_of
     from mipl.training.recipes import RECIPES, Recipe
@@ -48,52 +49,44 @@ def methods(
             return
         table = Table("name", "what it is")
         for entry in entries:
-            table.add_row(entry["name"], entry["summary"])
+            table.add_row(
+                entry["name"], entry["summary"].partition(": ")[0].partition(". ")[0].rstrip(".") + "."
+            )
         Console().print(table)
         return
-    entry_ = METHODS[name]
-    made = dataclasses.asdict(entry_.make())
-    settings = [
-        {"name": key, "value": made[key], "doc": field.metadata.get("doc", "")}
-        for key, field in settings_of(entry_.cls).items()
-    ]
-    recipes = [
-        {"name": key, "doc": field.metadata.get("doc", ""), **{r: getattr(RECIPES[r], key) for r in RECIPES}}
-        for key, field in settings_of(Recipe).items()
-    ]
-    if as_json:
-        print_json(
+    cls = METHODS[name].cls
+    made = {recipe: make_classifier(name, recipe=recipe).parts() for recipe in RECIPES}
+    settings = {
+        kind: [
             {
-                "name": name,
-                "summary": entry_.cls.summary,
-                "citation": entry_.cls.citation,
-                "settings": settings,
-                "recipes": recipes,
+                "name": key,
+                "doc": field.metadata.get("doc", ""),
+                **{recipe: getattr(parts[place], key) for recipe, parts in made.items()},
             }
-        )
+            for key, field in settings_of(owner).items()
+        ]
+        for place, (kind, owner) in enumerate((("settings", cls), ("recipes", Recipe)))
+    }
+    about = {"name": name, **{key: getattr(cls, key) for key in ("summary", "advice", "cost", "citation")}}
+    if as_json:
+        print_json({**about, **settings})
         return
     console = Console()
-    console.print(f"[bold]{name}[/bold]\n{entry_.cls.summary}\n\n{entry_.cls.citation}\n")
-    table = Table(
-        "setting",
-        "value",
-        "what it is",
-        title="Settings of the method (--set setting=value)",
-        title_justify="left",
-    )
-    for row in settings:
-        table.add_row(row["name"], str(row["value"]), row["doc"])
-    console.print(table)
-    table = Table(
-        "setting",
-        *RECIPES,
-        "what it is",
-        title="Settings of the recipes (--recipe NAME, --set setting=value)",
-        title_justify="left",
-    )
-    for row in recipes:
-        table.add_row(row["name"], *(str(row[r]) for r in RECIPES), row["doc"])
-    console.print(table)
+    for key, heading in (("summary", ""), ("advice", "When: "), ("cost", "Cost: "), ("citation", "")):
+        if about[key]:
+            console.print(f"{heading}{about[key]}\n", markup=False, highlight=False)
+    titles = {"settings": "Settings of the method", "recipes": "Settings of the recipe"}
+    for kind, rows in settings.items():
+        table = Table(
+            "setting",
+            *RECIPES,
+            "what it is",
+            title=f"{titles[kind]} (--recipe NAME, --set setting=value)",
+            title_justify="left",
+        )
+        for row in rows:
+            table.add_row(row["name"], *(str(row[recipe]) for recipe in RECIPES), row["doc"])
+        console.print(table)
 
 
 @app.command()
@@ -101,33 +94,26 @@ def fit(
     data: DataArg,
     out: Annotated[Path, typer.Option("--out", metavar="MODEL", help="Folder to write the model to.")],
     method: Annotated[str, typer.Option("--method", help="A name from 'mipl methods'.")] = "sam-cn",
-    labels: Annotated[
-        Path | None,
-        typer.Option(
-            "--labels", metavar="FILE", help="CSV with bag_id, candidates (a|b|c) and optionally label."
-        ),
-    ] = None,
     settings: SetOpt = None,
     recipe: RecipeOpt = "stable",
     checkpoint: Annotated[
         Path | None,
         typer.Option("--checkpoint", metavar="DIR", help="Folder to keep the state in, and to go on from."),
     ] = None,
-    r: ROpt = 1,
+    r: ROpt = None,
     raw: RawOpt = None,
+    labels: LabelsOpt = None,
+    skip_missing: SkipMissingOpt = False,
     seed: SeedOpt = 0,
-    data_seed: DataSeedOpt = 0,
+    data_seed: DataSeedOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Train a model on bags with candidate sets."""
-    from mipl.data.formats.table import apply_label_table
     from mipl.data.sources import Source
     from mipl.estimators import make_classifier
     from mipl.files import check_folder
 
-    bags = Source(data, r, data_seed, as_text(raw)).open()
-    if labels is not None:
-        bags = apply_label_table(bags, labels)
+    bags = Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing).open()
     classifier = make_classifier(
         method, recipe=recipe, random_state=seed, verbose=not as_json, **read_settings(method, settings)
     )
@@ -169,9 +155,11 @@ def predict(
         Path,
         typer.Option("--out", metavar="FILE", help="CSV to write: bag_id, label, confidence, p(class) …"),
     ],
-    r: ROpt = 1,
+    r: ROpt = None,
     raw: RawOpt = None,
-    data_seed: DataSeedOpt = 0,
+    labels: LabelsOpt = None,
+    skip_missing: SkipMissingOpt = False,
+    data_seed: DataSeedOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Predict bags with a trained model."""
@@ -180,7 +168,7 @@ def predict(
     from mipl.estimators import load
 
     classifier = load(model)
-    bags = Source(data, r, data_seed, as_text(raw)).open()
+    bags = Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing).open()
     probabilities = classifier.predict_proba(bags)
     write_predictions(out, bags.ids.tolist(), classifier.classes_.tolist(), probabilities)
     confidence = float(probabilities.max(axis=1).mean())
@@ -199,9 +187,11 @@ def evaluate(
     bootstrap: Annotated[
         int, typer.Option("--bootstrap", min=0, help="Draws for 95% intervals; 0: none.")
     ] = 1000,
-    r: ROpt = 1,
+    r: ROpt = None,
     raw: RawOpt = None,
-    data_seed: DataSeedOpt = 0,
+    labels: LabelsOpt = None,
+    skip_missing: SkipMissingOpt = False,
+    data_seed: DataSeedOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Measure accuracy and calibration of predictions against the true labels."""
@@ -212,7 +202,7 @@ def evaluate(
     from mipl.metrics import evaluate as measure
 
     ids, classes, probabilities = read_predictions(predictions)
-    bags = Source(data, r, data_seed, as_text(raw)).open()
+    bags = Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing).open()
     if bags.labels is None:
         raise DataError(f"{data} has no true labels: they are needed to evaluate predictions.")
     truth = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mipl.data.bags import Bags
-from mipl.data.candidates import IntArray
+from mipl.data.candidates import BoolArray, IntArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,26 +33,41 @@ class BagLoader:
             None if bags.candidates is None else torch.tensor(bags.candidates, device=self.device)
         )
 
-    def batch(self, index: IntArray) -> BagBatch:
-        """Return the bags at ``index`` as one batch; uint8 instances become value/255."""
-        source = self.bags.source
-        instances = torch.from_numpy(source[self.bags.rows(index)])  # fancy indexing: a writable copy
+    def batch(self, index: IntArray, kept: BoolArray | None = None) -> BagBatch:
+        """Return the bags at ``index`` as one batch; uint8 instances become value/255.
+
+        ``kept`` (N,) says which of their instances to take; every bag keeps at least one.
+        """
+        source, rows, sizes = self.bags.source, self.bags.rows(index), self.bags.sizes[index]
+        if kept is not None:
+            rows, sizes = rows[kept], np.add.reduceat(kept, np.cumsum(sizes) - sizes, dtype=np.int64)
+        instances = torch.from_numpy(source[rows])  # fancy indexing: a writable copy
         instances = instances.to(self.device, torch.float32)
         if source.dtype == np.uint8:
             instances = instances.div_(255.0)
         where = torch.from_numpy(index).to(self.device)
         return BagBatch(
             instances=instances,
-            sizes=torch.from_numpy(self.bags.sizes[index]).to(self.device),
+            sizes=torch.from_numpy(sizes).to(self.device),
             index=where,
             candidates=None if self._candidates is None else self._candidates[where],
         )
 
-    def epoch(self, batch_size: int, rng: np.random.Generator) -> Iterator[BagBatch]:
-        """Yield every bag once, shuffled, ``batch_size`` a batch."""
+    def epoch(self, batch_size: int, rng: np.random.Generator, drop: float = 0.0) -> Iterator[BagBatch]:
+        """Yield every bag once, shuffled, ``batch_size`` a batch, without a random share of its instances.
+
+        The instance with the largest draw stays whatever the share, so that no bag is empty.
+        """
         order = rng.permutation(len(self.bags))
         for start in range(0, len(order), batch_size):
-            yield self.batch(order[start : start + batch_size])
+            index = order[start : start + batch_size]
+            if not drop:
+                yield self.batch(index)
+                continue
+            sizes = self.bags.sizes[index]
+            draw = rng.random(int(sizes.sum()))
+            largest = np.maximum.reduceat(draw, np.cumsum(sizes) - sizes)
+            yield self.batch(index, (draw >= drop) | (draw == np.repeat(largest, sizes)))
 
     def in_order(self, instances: int = 8192) -> Iterator[BagBatch]:
         """Yield every bag once, in order, about ``instances`` a batch and at least one bag."""

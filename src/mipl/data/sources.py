@@ -1,4 +1,4 @@
-"""Where bags come from: a file, or a data set by name."""
+"""What the word DATA means: bags by name, in a file or in a folder; and files to write bags to."""
 
 from __future__ import annotations
 
@@ -6,32 +6,87 @@ import dataclasses
 from pathlib import Path
 
 from mipl.data.bags import Bags
-from mipl.data.benchmarks import BUILDERS, build
-from mipl.data.formats.npz import load_npz
-from mipl.errors import StorageError, suggest
+from mipl.data.benchmarks import BUILDERS, build, takes_r
+from mipl.data.formats.h5 import open_folder, write_folder
+from mipl.data.formats.mat import read_mat, write_mat
+from mipl.data.formats.npz import load_npz, save_npz
+from mipl.data.formats.table import apply_label_table
+from mipl.data.formats.tidy import read_tidy, write_tidy
+from mipl.errors import SettingError, StorageError, suggest
+from mipl.files import check_folder, check_place
+
+READERS = {".npz": load_npz, ".mat": read_mat, ".csv": read_tidy, ".tsv": read_tidy, ".parquet": read_tidy}
+WRITERS = {
+    ".npz": save_npz,
+    ".mat": write_mat,
+    ".csv": write_tidy,
+    ".tsv": write_tidy,
+    ".parquet": write_tidy,
+}
+KINDS = "an .npz, .mat, .csv, .tsv or .parquet file of bags, a folder of feature files, or a data set by name"
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
     """What the word DATA of the command line stands for; opened again in every process that needs it."""
 
-    data: str  # an .npz file, or a name such as digits-mipl
-    r: int = 1  # false positives of a data set built by name
-    seed: int = 0
+    data: str  # a file, a folder, or a name such as digits-mipl
+    r: int | None = None  # false positives of a data set built by name; none: 1
+    seed: int | None = None  # of a data set built by name; none: 0
     raw: str | None = None  # folder of raw files of a data set built by name
+    labels: str | None = None  # table of candidate sets, labels and patients
+    skip_missing: bool = False  # leave slides of the table without a file out
 
     @property
     def name(self) -> str:
-        """The data set's name, or the file's without folder."""
-        return self.data if self.data in BUILDERS else Path(self.data).name
+        """The data set's name, or the file's or folder's without what stands above it."""
+        return self.data if self.data in BUILDERS else Path(self.data).resolve().name
+
+    @property
+    def false_positives(self) -> int | None:
+        """The r of a data set that is built with one."""
+        if self.data not in BUILDERS or not takes_r(self.data):
+            return None
+        return 1 if self.r is None else self.r
+
+    @property
+    def title(self) -> str:
+        """The name, with r where there is one."""
+        return self.name if self.false_positives is None else f"{self.name} r={self.false_positives}"
 
     def open(self) -> Bags:
         """Return the bags."""
-        if self.data in BUILDERS:
-            return build(self.data, self.r, self.seed, None if self.raw is None else Path(self.raw))
         path = Path(self.data)
-        if path.suffix == ".npz":
-            return load_npz(path)
-        if path.exists():
-            raise StorageError(f"{path} is not an .npz file of bags: make one with Bags.save.")
-        raise StorageError(f"'{self.data}' is neither a file nor a data set.{suggest(self.data, BUILDERS)}")
+        table = None if self.labels is None else Path(self.labels)
+        if self.data in BUILDERS:
+            bags = build(self.data, self.r, self.seed, None if self.raw is None else Path(self.raw))
+        elif path.is_dir():
+            return open_folder(path, table, skip_missing=self.skip_missing)
+        elif path.suffix in READERS:
+            bags = READERS[path.suffix](path)
+        elif path.exists():
+            raise StorageError(f"{path} is not {KINDS}.")
+        else:
+            raise StorageError(
+                f"'{self.data}' is neither a file nor a data set.{suggest(self.data, BUILDERS)}"
+            )
+        return bags if table is None else apply_label_table(bags, table)
+
+
+def check_out(path: Path) -> None:
+    """Raise an error if :func:`save` could not write ``path``."""
+    if path.suffix not in WRITERS and path.suffix:
+        raise SettingError(f"{path} ends in {path.suffix}: end in {', '.join(WRITERS)}, or give a folder.")
+    if path.suffix:
+        check_place(path)
+    else:
+        check_folder(path, "labels.csv")
+
+
+def save(bags: Bags, path: Path) -> None:
+    """Write bags to a file by its suffix, or to a folder of feature files for a path without one."""
+    check_out(path)
+    if path.suffix:
+        WRITERS[path.suffix](bags, path)
+    else:
+        write_folder(bags, path)

@@ -39,11 +39,12 @@ class Job:
     data_digest: str
     store: str
     split_folder: str = ""  # of official splits
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the bags
 
     @property
     def title(self) -> str:
         """A few words for the progress bar."""
-        return f"{self.source.name} r={self.source.r} {self.method} split {self.split}"
+        return f"{self.source.title} {self.method} split {self.split}"
 
     def classifier(self) -> BagClassifier:
         """Return the untrained classifier."""
@@ -53,10 +54,10 @@ class Job:
     def spec(self) -> RunSpec:
         """What identifies the run."""
         classifier = self.classifier()
-        method, recipe = classifier.parts()
+        method, recipe = classifier.parts(self.provenance)
         return RunSpec(
             dataset=self.source.name,
-            r=self.source.r,
+            r=self.source.false_positives,
             data_digest=self.data_digest,
             method=self.method,
             recipe=classifier.recipe,
@@ -91,6 +92,7 @@ def run(job: Job, report: Report | None = None) -> None:
     if isinstance(classifier.network_, BagNetwork):
         arrays["attention"] = np.concatenate(classifier.attention_weights(test_bags)).astype(np.float32)
     info = {
+        "given": {name: value for name, value in job.params.items() if name != "recipe"},
         "metrics": evaluate(probabilities, test_bags.labels),
         "data": {"train_bags": len(train), "test_bags": len(test), "provenance": dict(bags.provenance)},
         "seconds": {"fit": fitted - started, "predict": predicted - fitted},

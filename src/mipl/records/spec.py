@@ -13,7 +13,7 @@ class RunSpec:
     """Everything that decides a run's result, and nothing that does not (no path, no machine)."""
 
     dataset: str
-    r: int
+    r: int | None  # false positives, where the data set is built with some
     data_digest: str  # the bags themselves, so that changed data are another run
     method: str
     recipe: str

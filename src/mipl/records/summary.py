@@ -11,25 +11,40 @@ from mipl.records.store import Record
 
 
 def summarise(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return per method: runs, mean and deviation of accuracy and ECE in percent, worst split, seconds."""
-    groups: dict[str, list[Record]] = {}
+    """Return a row for each data set, r, kind of splits, method, recipe and settings given.
+
+    A row has the number of runs, mean and deviation of accuracy and ECE in percent, the worst split's
+    accuracy, the highest confidence and the mean seconds of training.
+    """
+    groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
-        groups.setdefault(record.spec["method"], []).append(record)
-    rows = []
-    for method, members in groups.items():
-        accuracy = 100 * np.array([member.metrics["accuracy"] for member in members])
-        ece = 100 * np.array([member.metrics["expected_calibration_error"] for member in members])
-        several = int(len(members) > 1)
-        rows.append(
-            {
-                "method": method,
-                "runs": len(members),
-                "accuracy": float(accuracy.mean()),
-                "accuracy_std": float(accuracy.std(ddof=several)),
-                "accuracy_min": float(accuracy.min()),
-                "ece": float(ece.mean()),
-                "ece_std": float(ece.std(ddof=several)),
-                "seconds": float(np.mean([member.info["seconds"]["fit"] for member in members])),
-            }
-        )
-    return rows
+        given = ", ".join(f"{name}={value}" for name, value in sorted(record.info.get("given", {}).items()))
+        key = [record.spec[name] for name in ("dataset", "r", "splits", "method", "recipe")]
+        groups.setdefault((*key, given), []).append(record)
+    return [
+        _row(key, members)
+        for key, members in sorted(groups.items(), key=lambda item: tuple(map(str, item[0])))
+    ]
+
+
+def _row(key: tuple[Any, ...], members: list[Record]) -> dict[str, Any]:
+    dataset, r, splits, method, recipe, given = key
+    accuracy = 100 * np.array([member.metrics["accuracy"] for member in members])
+    ece = 100 * np.array([member.metrics["expected_calibration_error"] for member in members])
+    several = int(len(members) > 1)
+    return {
+        "dataset": dataset,
+        "r": r,
+        "splits": splits,
+        "method": method,
+        "recipe": recipe,
+        "given": given,
+        "runs": len(members),
+        "accuracy": float(accuracy.mean()),
+        "accuracy_std": float(accuracy.std(ddof=several)),
+        "accuracy_min": float(accuracy.min()),
+        "ece": float(ece.mean()),
+        "ece_std": float(ece.std(ddof=several)),
+        "highest_confidence": float(max(member.arrays["probabilities"].max() for member in members)),
+        "seconds": float(np.mean([member.info["seconds"]["fit"] for member in members])),
+    }

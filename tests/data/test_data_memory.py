@@ -1,0 +1,19 @@
+"""Slides larger than the memory they may take: a real process, measured."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from cohort import measure
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["clam", "clam-pt", "npz"])
+def test_memory_does_not_hold_the_cohort(layout):
+    row = measure(layout, slides=80, patches=(3000, 5000), width=512, epochs=1)
+    assert row["disk_mb"] > 560
+    assert row["above_mb"] < 0.6 * row["disk_mb"]  # a step holds four slides of eighty, and their gradients
+    assert row["loss"][0] < 2.0

@@ -1,0 +1,64 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from mipl.cli import main
+from mipl.records.spec import RunSpec
+from mipl.records.store import Store
+from mipl.reports.results import HEADER, markdown, paper_results, result_rows
+
+SPEC = RunSpec("birdsong-mipl", 1, "d", "dam-cn", "stable", {}, {}, 1, "stratified", 0)
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store(tmp_path)
+    arrays = {"ids": np.array(["a"]), "probabilities": np.array([[0.9, 0.1]]), "labels": np.array([0])}
+    for changes, accuracy, given in (
+        ({}, 0.8, {}),
+        ({"split": 2}, 0.9, {}),
+        ({"r": 2}, 0.7, {}),
+        ({"method": "mine"}, 0.6, {"head": "sigmoid"}),
+        ({"dataset": "c-row", "r": None}, 0.5, {}),
+    ):
+        metrics = {"accuracy": accuracy, "expected_calibration_error": 0.05}
+        info = {"metrics": metrics, "given": given, "seconds": {"fit": 3.0}}
+        store.put(dataclasses.replace(SPEC, **changes), info, arrays)
+    return store
+
+
+def test_every_printed_value_is_there():
+    values = paper_results()
+    assert values["birdsong-mipl", 1, "dam-cn", "accuracy"] == (80.38, 2.11)
+    assert values["c-row", None, "mam-cc", "ece"][0] > 0
+    assert len(values) == 473 - 4
+
+
+def test_rows_are_kept_apart_and_the_papers_are_beside_them(store):
+    rows = {(row["dataset"], row["r"], row["method"]): row for row in result_rows(store)}
+    assert len(rows) == 4
+    ours = rows["birdsong-mipl", 1, "dam-cn"]
+    assert (ours["runs"], ours["accuracy"], ours["paper_accuracy"]) == (2, pytest.approx(85), 80.38)
+    assert ours["highest_confidence"] == pytest.approx(0.9)
+    assert rows["birdsong-mipl", 2, "dam-cn"]["paper_accuracy"] == 78.0
+    assert rows["birdsong-mipl", 1, "mine"]["paper_accuracy"] is None
+    assert rows["birdsong-mipl", 1, "mine"]["given"] == "head=sigmoid"
+
+
+def test_markdown_has_a_line_for_each_row(store):
+    lines = markdown(result_rows(store)).splitlines()
+    assert len(lines) == 6
+    assert all(line.count("|") == len(HEADER) + 1 for line in lines)
+    assert "| c-row |  | dam-cn | stable | 1 stratified | 50.0 ± 0.0 |" in lines[-1] + lines[-2] + lines[2]
+
+
+def test_the_command_line_filters(store, capsys):
+    folder = str(store.root)
+    assert main(["results", folder, "--dataset", "birdsong-mipl", "--method", "dam-cn", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 2
+    assert main(["results", folder, "--markdown"]) == 0
+    assert capsys.readouterr().out.startswith("| data set |")
+    assert main(["results", folder]) == 0
+    assert main(["results", f"{folder}/none"]) == 2
