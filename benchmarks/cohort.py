@@ -3,7 +3,7 @@
     python benchmarks/cohort.py [--slides 60] [--patches 200 20000] [--width 512] [--epochs 3]
 
 For each layout a cohort is written to a temporary folder, a fresh process trains on it, and the folder is
-deleted. Prints one line of JSON a layout: peak memory above that of the interpreter with the library imported.
+deleted. Prints one line of JSON a layout: peak memory above the interpreter's with the library imported.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def write_cohort(layout: str, root: Path, slides: int, patches: tuple[int, int],
         features = rng.standard_normal((n, width), dtype=np.float32)
         features[: max(1, n // 10), label] += 5
         grid = np.arange(n)
-        write_slide(layout, root, f"slide_{i:03d}", features, np.stack([grid % 100 * 256, grid // 100 * 256], 1))
+        coords = np.stack([grid % 100 * 256, grid // 100 * 256], axis=1)
+        write_slide(layout, root, f"slide_{i:03d}", features, coords)
         names = f"{CLASSES[label]}|{CLASSES[(label + 1) % 3]}"
         rows.append(f"case_{i // 2},slide_{i:03d}{'.h5' if layout == 'stamp' else ''},{names}")
     table = root / "cohort.csv"
@@ -96,7 +97,8 @@ def measure(layout: str, slides: int, patches: tuple[int, int], width: int, epoc
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--slides", type=int, default=60)
     parser.add_argument("--patches", type=int, nargs=2, default=(200, 20_000))
     parser.add_argument("--width", type=int, default=512)

@@ -389,3 +389,14 @@ def test_a_practitioners_evening(tmp_path, capsys):
     capsys.readouterr()
     assert main(["fit", str(folder), "--out", str(tmp_path / "m2")]) == 2
     assert "candidate" in capsys.readouterr().err
+
+
+def test_a_slide_named_with_and_without_its_suffix_is_one_slide_too_many(tmp_path):
+    write_h5(tmp_path / "F" / "a.h5", np.ones((3, 2), dtype=np.float32))
+    (tmp_path / "t.csv").write_text("slide_id,candidates\na,x|y\na.svs,x\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"1 files are named by two rows of .*: a"):
+        open_folder(tmp_path / "F", tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text("slide_id,candidates\na.svs,x|y\n", encoding="utf-8")
+    assert open_folder(tmp_path / "F", tmp_path / "t.csv").ids.tolist() == [
+        "a"
+    ]  # as prediction without a table has it

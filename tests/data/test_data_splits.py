@@ -171,7 +171,7 @@ def test_a_mat_file_of_something_else_is_refused(tmp_path):
     (tmp_path / "index3.mat").write_text("1,2,3\n", encoding="utf-8")
     (tmp_path / "index4.mat").write_bytes(b"")
     for number in range(1, 5):
-        with pytest.raises(StorageError, match=rf"index{number}\.mat is not an index file"):
+        with pytest.raises(StorageError, match=rf"index{number}\.mat is not"):
             official_split(many([1] * 5), tmp_path, number)
 
 
@@ -181,7 +181,7 @@ def test_a_truncated_index_file_is_refused(tmp_path, compressed):
     whole = (tmp_path / "index1.mat").read_bytes()
     for length in range(0, len(whole) - 1, 7):
         (tmp_path / "index2.mat").write_bytes(whole[:length])
-        with pytest.raises(StorageError, match=r"index2\.mat is not an index file"):
+        with pytest.raises(StorageError, match=r"index2\.mat is (not|cut short)"):
             official_split(many([1] * 40), tmp_path, 2)
 
 

@@ -65,7 +65,7 @@ def methods(
             }
             for key, field in settings_of(owner).items()
         ]
-        for place, (kind, owner) in enumerate((("settings", cls), ("recipes", Recipe)))
+        for place, (kind, owner) in enumerate(zip(("settings", "recipes"), (cls, Recipe), strict=True))
     }
     about = {"name": name, **{key: getattr(cls, key) for key in ("summary", "advice", "cost", "citation")}}
     if as_json:

@@ -10,12 +10,18 @@ from mipl.data.benchmarks import BUILDERS, build, takes_r
 from mipl.data.formats.h5 import open_folder, write_folder
 from mipl.data.formats.mat import read_mat, write_mat
 from mipl.data.formats.npz import load_npz, save_npz
+from mipl.data.formats.partial_mat import is_partial_mat, read_partial_mat
 from mipl.data.formats.table import apply_label_table
 from mipl.data.formats.tidy import read_tidy, write_tidy
 from mipl.errors import SettingError, StorageError, suggest
 from mipl.files import check_folder, check_place
 
-READERS = {".npz": load_npz, ".mat": read_mat, ".csv": read_tidy, ".tsv": read_tidy, ".parquet": read_tidy}
+
+def _any_mat(path: Path) -> Bags:
+    return read_partial_mat(path) if is_partial_mat(path) else read_mat(path)
+
+
+READERS = {".npz": load_npz, ".mat": _any_mat, ".csv": read_tidy, ".tsv": read_tidy, ".parquet": read_tidy}
 WRITERS = {
     ".npz": save_npz,
     ".mat": write_mat,

@@ -132,13 +132,16 @@ def _clam_split(bags: Bags, path: Path) -> Split:
 
 
 def _index_split(bags: Bags, path: Path) -> Split:
-    from scipy.io import loadmat
+    from mipl.data.formats.mat import read_variables
 
-    try:
-        content = loadmat(path)
-        parts = [np.asarray(content[key], dtype=np.int64).ravel() - 1 for key in ("trainIndex", "testIndex")]
-    except Exception as error:  # the reader of a damaged .mat raises whatever it stumbles on
-        raise StorageError(f"{path} is not an index file with trainIndex and testIndex: {error}.") from error
+    content = read_variables(path, ("trainIndex", "testIndex"))
+    if len(content) < 2 or any(
+        isinstance(part, str) or part.dtype.kind not in "fiu" for part in content.values()
+    ):
+        raise StorageError(
+            f"{path} is not an index file: it needs trainIndex and testIndex, both of numbers."
+        )
+    parts = [np.asarray(content[key], dtype=np.int64).ravel() - 1 for key in ("trainIndex", "testIndex")]
     if not np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(bags))) or not all(map(len, parts)):
         raise DataError(
             f"{path} does not fit these {len(bags)} bags: each must be in one part, training or test, once."

@@ -6,7 +6,9 @@ only; features are read when a batch needs them.
 
 from __future__ import annotations
 
+import collections
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,17 +23,8 @@ from mipl.files import atomic_folder
 
 FEATURES = ("features", "feats", "patch_embeddings")  # CLAM and TRIDENT, STAMP, STAMP's older files
 COORDINATES = ("coords", "coordinates")
-SLIDES = (
-    ".svs",
-    ".ndpi",
-    ".mrxs",
-    ".tif",
-    ".tiff",
-    ".scn",
-    ".qptiff",
-    ".czi",
-    *SUFFIXES,
-)  # ids end so in CSVs
+# what a table may write after a slide's name
+SLIDES = (".svs", ".ndpi", ".mrxs", ".tif", ".tiff", ".scn", ".qptiff", ".czi", *SUFFIXES)
 MARKER = "h5_files"
 
 
@@ -45,33 +38,15 @@ def open_folder(folder: Path, table: Path | None = None, *, skip_missing: bool =
     """
     files = feature_files(folder)
     known = None if table is None else read_label_table(table)
+    named = {slide: slide for slide in files}  # by file: the slide as the table writes it
     problems: list[str] = []
-    if known is None:
-        chosen = {slide: (slide, path) for slide, path in files.items()}
-    else:
-        found = {slide: name for slide in known.ids if (name := _file_of(slide, files)) is not None}
-        missing = [slide for slide in known.ids if slide not in found]
-        if missing and not skip_missing:
-            problems.append(
-                f"{len(missing)} slides of {table} have no file in {folder}: {', '.join(missing)} "
-                "(add the files, remove the rows, or leave these slides out with --skip-missing)"
-            )
-        unused = sorted(set(files) - set(found.values()))
-        chosen = {slide: (name, files[name]) for slide, name in found.items()}
-        twice = sorted({name for name in found.values() if list(found.values()).count(name) > 1})
-        if twice:
-            problems.append(f"{len(twice)} files are named by two rows of {table}: {', '.join(twice)}")
-        if unused:
-            message = f"{len(unused)} files in {folder} have no row in {table}: {', '.join(unused)}"
-            if missing and not skip_missing:  # perhaps the same slides under other names: say both
-                problems.append(message)
-            else:
-                warnings.warn(f"{message}; they are left out.", UserWarning, stacklevel=2)
+    if known is not None:
+        named, problems = _matched(folder, files, f"{table}", known.ids, skip_missing)
     features: dict[str, Part] = {}
     coordinates: dict[str, Part] = {}
-    for slide, (_, path) in chosen.items():
+    for slide in named:
         try:
-            features[slide], where = _parts(path)
+            features[slide], where = _parts(files[slide])
             if where is not None:
                 coordinates[slide] = where
         except (StorageError, DataError) as error:
@@ -79,9 +54,10 @@ def open_folder(folder: Path, table: Path | None = None, *, skip_missing: bool =
     problems += _widths(features)
     if problems:
         raise DataError("; ".join(problems) + ".")
-    if not chosen:
+    if not named:
         raise DataError(f"No slide of {table} has a file in {folder}: is it the right folder?")
-    return _bags(folder, known, features, coordinates if len(coordinates) == len(features) else {})
+    rows = LabelTable((), ()) if known is None else known.select(list(named.values()))
+    return _bags(folder, rows, features, coordinates if len(coordinates) == len(features) else {})
 
 
 def feature_files(folder: Path) -> dict[str, Path]:
@@ -150,14 +126,38 @@ def _files(place: Path) -> dict[str, Path]:
     return files
 
 
+def _matched(
+    folder: Path, files: dict[str, Path], table: str, slides: Sequence[str], skip_missing: bool
+) -> tuple[dict[str, str], list[str]]:
+    """Return by file the slide of the table that it is, and all complaints."""
+    place = {slide: _file_of(slide, files) for slide in slides}
+    found = [name for name in place.values() if name is not None]
+    missing = [slide for slide, name in place.items() if name is None]
+    twice = sorted(name for name, rows in collections.Counter(found).items() if rows > 1)
+    unused = sorted(set(files) - set(found))
+    problems = []
+    if missing and not skip_missing:
+        problems.append(
+            f"{len(missing)} slides of {table} have no file in {folder}: {', '.join(missing)} "
+            "(add the files, remove the rows, or leave these slides out with --skip-missing)"
+        )
+    if twice:
+        problems.append(f"{len(twice)} files are named by two rows of {table}: {', '.join(twice)}")
+    if unused:
+        message = f"{len(unused)} files in {folder} have no row in {table}: {', '.join(unused)}"
+        if problems:  # perhaps the same slides under other names: say both
+            problems.append(message)
+        else:
+            warnings.warn(f"{message}; they are left out.", UserWarning, stacklevel=3)
+    return {name: slide for slide, name in place.items() if name is not None}, problems
+
+
 def _file_of(slide: str, files: dict[str, Path]) -> str | None:
     """Return the file's name for a slide as a table writes it, with or without the image's suffix."""
     if slide in files:
         return slide
-    for suffix in SLIDES:
-        if slide.lower().endswith(suffix) and slide[: -len(suffix)] in files:
-            return slide[: -len(suffix)]
-    return None
+    stems = (slide[: -len(suffix)] for suffix in SLIDES if slide.lower().endswith(suffix))
+    return next((stem for stem in stems if stem in files), None)
 
 
 def _parts(path: Path) -> tuple[Part, Part | None]:
@@ -205,12 +205,9 @@ def _widths(features: dict[str, Part]) -> list[str]:
     return [f"{len(odd)} slides do not have the width {usual} of the others: {', '.join(odd)}"]
 
 
-def _bags(
-    folder: Path, known: LabelTable | None, features: dict[str, Part], coordinates: dict[str, Part]
-) -> Bags:
+def _bags(folder: Path, rows: LabelTable, features: dict[str, Part], coordinates: dict[str, Part]) -> Bags:
     ids = list(features)
     sizes = np.array([part.rows for part in features.values()], dtype=np.int64)
-    rows = LabelTable((), ()) if known is None else known.select(ids)
     return Bags(
         source=_together(features),
         starts=np.cumsum(sizes) - sizes,

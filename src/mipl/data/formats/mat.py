@@ -46,6 +46,18 @@ class _FormatError(Exception):
     """A file that is not of this format at all."""
 
 
+def read_variables(path: Path, wanted: tuple[str, ...]) -> dict[str, Value]:
+    """Return those of the wanted variables that a ``.mat`` file has: arrays, or words for what else."""
+    try:
+        return dict(_variables(memoryview(path.read_bytes()), wanted))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except _FormatError as error:
+        raise StorageError(f"{path} {error}") from error
+    except (ValueError, struct.error, zlib.error) as error:
+        raise StorageError(f"{path} is cut short or damaged ({error}): fetch or write it again.") from error
+
+
 def read_mat(path: Path, *, shape: tuple[int, ...] | None = None) -> Bags:
     """Read bags from a ``.mat`` file (MATLAB 5 to 7) with the authors' cell array ``data``.
 
@@ -55,14 +67,7 @@ def read_mat(path: Path, *, shape: tuple[int, ...] | None = None) -> Bags:
     uint8 (which stands for value/255); other whole numbers become floats. ``shape``, for example (28, 28),
     makes images of vectors, row by row. What :func:`write_mat` adds is read too: it gives the same bags back.
     """
-    try:
-        variables = dict(_variables(memoryview(path.read_bytes())))
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except _FormatError as error:
-        raise StorageError(f"{path} {error}") from error
-    except (ValueError, struct.error, zlib.error) as error:
-        raise StorageError(f"{path} is cut short or damaged ({error}): fetch or write it again.") from error
+    variables = read_variables(path, WANTED)
     try:
         return _bags(variables, shape)
     except (DataError, SettingError, StorageError) as error:
@@ -134,7 +139,7 @@ def _bags(variables: dict[str, Value], shape: tuple[int, ...] | None) -> Bags:
         raise DataError("there is no variable 'data', a cell array with one row a bag.")
     if isinstance(data, str) or data.dtype != object or data.ndim != 2 or data.shape[1] not in (3, 4):
         raise DataError(
-            f"'data' is {_described(data)}: it should be cells, one row a bag, in three or four columns "
+            f"'data' is {described(data)}: it should be cells, one row a bag, in three or four columns "
             "(features, candidate labels, true label, instance labels)."
         )
     meta = _meta(variables.get("mipl"), len(data))
@@ -197,9 +202,7 @@ def _further(meta: dict[str, Any], variables: dict[str, Value]) -> dict[str, Any
 def _features(cell: Value, bag: str) -> Array:
     """Return one bag's features (n, d) as double, single or uint8."""
     if isinstance(cell, str) or cell.dtype.kind not in "fiub" or cell.ndim != 2:
-        raise DataError(
-            f"Bag '{bag}' has as features {_described(cell)}: they should be a matrix of numbers."
-        )
+        raise DataError(f"Bag '{bag}' has as features {described(cell)}: they should be a matrix of numbers.")
     if not cell.size:
         raise DataError(f"Bag '{bag}' is empty: every bag needs at least one instance.")
     return cell if cell.dtype.str[1:] in ("f8", "f4", "u1") else cell.astype(np.result_type(cell, np.float32))
@@ -208,7 +211,7 @@ def _features(cell: Value, bag: str) -> Array:
 def _labels(cell: Value, bag: str, what: str, count: int | None = None, least: int = 1) -> IntArray:
     """Return labels as they are stored: whole numbers, ``count`` of them or else at least one."""
     if isinstance(cell, str) or cell.dtype.kind not in "fiu":
-        raise DataError(f"Bag '{bag}' has as {what} {_described(cell)}: it should be a number.")
+        raise DataError(f"Bag '{bag}' has as {what} {described(cell)}: it should be a number.")
     values = cell.ravel()
     if count is None and not len(values):
         raise DataError(f"Bag '{bag}' has no {what}: give at least one, or leave the bag out.")
@@ -252,7 +255,8 @@ def _meta(value: Value | None, rows: int) -> dict[str, Any] | None:
     return meta
 
 
-def _described(value: Value) -> str:
+def described(value: Value) -> str:
+    """Return in a few words what a variable is."""
     if isinstance(value, str):
         return value
     kind = {"U": "text", "O": "cells", "b": "logical"}.get(value.dtype.kind, f"numbers ({value.dtype})")
@@ -262,7 +266,7 @@ def _described(value: Value) -> str:
 # ---- from bytes to variables ---------------------------------------------------------------------------
 
 
-def _variables(view: memoryview) -> Iterator[tuple[str, Value]]:
+def _variables(view: memoryview, wanted: tuple[str, ...]) -> Iterator[tuple[str, Value]]:
     """Yield the wanted variables of a file by name; lengths that lead astray raise an error."""
     order = {b"IM": "<", b"MI": ">"}.get(bytes(view[126:128]))
     version = None if order is None else struct.unpack_from(order + "H", view, 124)[0]
@@ -278,8 +282,8 @@ def _variables(view: memoryview) -> Iterator[tuple[str, Value]]:
         if kind == COMPRESSED:
             kind, content, _ = _element(memoryview(zlib.decompress(content)), order, 0)
         if kind == MATRIX and len(content):
-            name, value = _array(content, order, WANTED)
-            if name in WANTED:
+            name, value = _array(content, order, wanted)
+            if name in wanted:
                 yield name, value
 
 

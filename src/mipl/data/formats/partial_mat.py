@@ -8,9 +8,6 @@ recording as candidates. It does not say which segments are of one recording, an
 
 from __future__ import annotations
 
-import struct
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +15,7 @@ import numpy as np
 from mipl.data.bags import Bags
 from mipl.data.candidates import MOST_CLASSES, BoolArray
 from mipl.data.formats import mat
-from mipl.errors import DataError, StorageError
+from mipl.errors import DataError
 
 NAMES = ("X", "Y_P", "Y")
 
@@ -28,30 +25,16 @@ def read_partial_mat(path: Path) -> Bags:
 
     Ids are the row numbers 1 … m, classes the column numbers 0 … k−1. Whole numbers in X become floats.
     """
-    try:
-        variables = dict(_variables(memoryview(path.read_bytes())))
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except mat._FormatError as error:
-        raise StorageError(f"{path} {error}") from error
-    except (ValueError, struct.error, zlib.error) as error:
-        raise StorageError(f"{path} is cut short or damaged ({error}): fetch or write it again.") from error
+    variables = mat.read_variables(path, NAMES)
     try:
         return _bags(variables)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
 
-def _variables(view: memoryview) -> Iterator[tuple[str, mat.Value]]:
-    next(mat._variables(view), None)  # looks at the header
-    order = "<" if bytes(view[126:128]) == b"IM" else ">"
-    at = 128
-    while at < len(view):
-        kind, content, at = mat._element(view, order, at)
-        if kind == mat.COMPRESSED:
-            kind, content, _ = mat._element(memoryview(zlib.decompress(content)), order, 0)
-        if kind == mat.MATRIX and len(content):
-            yield mat._array(content, order, NAMES)
+def is_partial_mat(path: Path) -> bool:
+    """Tell partial-label data from the authors' bags, which have neither X nor Y_P."""
+    return {"X", "Y_P"} <= set(mat.read_variables(path, NAMES))
 
 
 def _bags(variables: dict[str, mat.Value]) -> Bags:
@@ -96,5 +79,5 @@ def _matrix(variables: dict[str, mat.Value], name: str) -> mat.Array:
     if value is None:
         raise DataError(f"there is no variable '{name}': X (features) and Y_P (candidate sets) are needed.")
     if isinstance(value, str) or value.dtype.kind not in "fiub" or value.ndim != 2 or not value.size:
-        raise DataError(f"'{name}' is {mat._described(value)}: it should be a matrix, one row an example.")
+        raise DataError(f"'{name}' is {mat.described(value)}: it should be a matrix, one row an example.")
     return value
