@@ -134,12 +134,18 @@ def build(
     as_json: JsonOpt = False,
 ) -> None:
     """Build a data set by its name from raw files, and write it."""
+    from mipl.data.benchmarks import authors_file
     from mipl.data.benchmarks import build as build_bags
+    from mipl.data.images import list_images
     from mipl.data.sources import save
     from mipl.training.progress import progress_bar
 
     _check_out(out)
-    with progress_bar(name, 0, show=not as_json) as report:
+    drawn = (
+        raw is not None and name.startswith(("c-", "crc5-")) and not (raw / authors_file(name, 1)).is_file()
+    )
+    images = len(list_images(raw)) if raw is not None and drawn else None
+    with progress_bar(name, images, show=not as_json and images is not None) as report:
         bags = build_bags(name, r, seed, raw, report=report)
     save(bags, out)
     _written(bags, out, as_json)
@@ -193,7 +199,7 @@ def fetch(
     from mipl.data.fetch import fetch as get
     from mipl.training.progress import progress_bar
 
-    with progress_bar(name, 0, show=not as_json) as report:
+    with progress_bar(name, None, show=not as_json) as report:
         fetched = get(
             name,
             1 if r is None else r,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -49,12 +50,11 @@ def methods(
             return
         table = Table("name", "what it is")
         for entry in entries:
-            table.add_row(
-                entry["name"], entry["summary"].partition(": ")[0].partition(". ")[0].rstrip(".") + "."
-            )
+            table.add_row(entry["name"], re.split(r"(?<=\.) (?=[A-Z])", entry["summary"])[0])
         Console().print(table)
         return
     cls = METHODS[name].cls
+    owners: dict[str, type[Any]] = {"settings": cls, "recipes": Recipe}
     made = {recipe: make_classifier(name, recipe=recipe).parts() for recipe in RECIPES}
     settings = {
         kind: [
@@ -65,7 +65,7 @@ def methods(
             }
             for key, field in settings_of(owner).items()
         ]
-        for place, (kind, owner) in enumerate(zip(("settings", "recipes"), (cls, Recipe), strict=True))
+        for place, (kind, owner) in enumerate(owners.items())
     }
     about = {"name": name, **{key: getattr(cls, key) for key in ("summary", "advice", "cost", "citation")}}
     if as_json:

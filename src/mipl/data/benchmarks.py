@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mipl.data.bags import Bags
-from mipl.data.candidates import BoolArray, IntArray, add_confusable, add_false_positives
+from mipl.data.candidates import IntArray, add_confusable, add_false_positives
+from mipl.data.formats.c45 import read_c45
 from mipl.data.formats.idx import read_idx
 from mipl.data.formats.mat import read_mat
 from mipl.errors import DataError, SettingError, StorageError, suggest
@@ -159,7 +160,7 @@ def sival_mipl(raw: Path, r: int = 1, seed: int = 0) -> Bags:
     arrays, positives, labels, ids = [], [], [], []
     seen: dict[str, str] = {}
     for label, path in enumerate(files):
-        for image, (regions, positive) in _c45(path).items():
+        for image, (regions, positive) in read_c45(path).items():
             if not positive.any():
                 continue  # a negative of this class is a positive of another
             if image in seen:
@@ -375,37 +376,6 @@ def _table(path: Path, columns: int) -> Array:
             f"{path} is not the HJA Birdsong text file: it needs {columns} numbers in each row."
         )
     return table
-
-
-def _c45(path: Path) -> dict[str, tuple[Array, BoolArray]]:
-    """Return features (n, d) and positives (n,) by image, from a file of rows name, name, numbers, 0 or 1."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(f"{path} cannot be read: {error}.") from error
-    rows = [(n, line.strip().removesuffix(".").split(",")) for n, line in enumerate(lines, 1) if line.strip()]
-    if not rows or len(rows[0][1]) < 4:
-        raise StorageError(f"{path} is not C4.5 data: rows are image, region, features …, 0 or 1.")
-    width = len(rows[0][1])
-    values = np.empty((len(rows), width - 2), dtype=np.float64)
-    for i, (number, row) in enumerate(rows):
-        try:
-            values[i] = [float(field) for field in row[2:]]
-        except ValueError as error:
-            raise StorageError(
-                f"{path}, row {number} is not two names, {width - 3} numbers and 0 or 1: {error}."
-            ) from error
-        if not np.isfinite(values[i]).all() or values[i, -1] not in (0, 1):
-            raise StorageError(
-                f"{path}, row {number} has a number that is not finite, or ends not in 0 or 1."
-            )
-    names = np.array([[row[0].strip(), row[1].strip()] for _, row in rows])
-    image = min((names[:, 0], names[:, 1]), key=lambda column: len(np.unique(column)))
-    _, first = np.unique(image, return_index=True)
-    return {
-        str(name): (values[image == name, :-1].astype(np.float32), values[image == name, -1] == 1)
-        for name in image[np.sort(first)]
-    }
 
 
 def _species(raw: Path, known: IntArray) -> list[str]:

@@ -18,8 +18,8 @@ class Report(Protocol):
 
 
 @contextlib.contextmanager
-def progress_bar(title: str, total: int, show: bool) -> Iterator[Report]:
-    """Yield a function that moves the bar."""
+def progress_bar(title: str, total: int | None, show: bool) -> Iterator[Report]:
+    """Yield a function that moves the bar; ``total`` None: not known."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),

@@ -13,15 +13,13 @@ from numpy.typing import NDArray
 
 from mipl.data.bags import Bags
 from mipl.data.candidates import Classes, IntArray, candidate_matrix, label_array
+from mipl.data.formats.cells import as_text, opened, parquet_table
 from mipl.data.formats.table import (
     GROUPS,
-    as_text,
     complete,
     label_fields,
     needed_column,
     one_column,
-    opened,
-    parquet_table,
     read_rows,
     split_names,
     weight_matrix,

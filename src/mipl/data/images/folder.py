@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mipl.data.formats.table import SEPARATOR
+from mipl.data.formats.cells import SEPARATOR
 from mipl.data.images.generators import Generator, Image, Instances, check_image, require
 from mipl.data.images.named import make_generator
 from mipl.errors import DataError, StorageError

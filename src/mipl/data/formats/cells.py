@@ -1,0 +1,97 @@
+"""The cells of a table file (CSV, TSV, XLSX, Parquet) as text, whatever program wrote it."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mipl.errors import StorageError
+
+SEPARATOR = "|"  # between the names in one field
+Fields = tuple[list[str], dict[int, list[str]]]  # the header, and the fields by the row's number
+
+
+def _read_csv(path: Path) -> Fields:
+    tabs = path.suffix.lower() == ".tsv"
+    with opened(path, f"a {'TSV' if tabs else 'CSV'} file in UTF-8") as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        reader = csv.reader(text, strict=True, delimiter="\t" if tabs else ",")
+        header = next(reader, [])
+        return header, {number: row for number, row in enumerate(reader, start=2) if row}
+
+
+def _read_xlsx(path: Path) -> Fields:
+    try:
+        from openpyxl import load_workbook
+    except ImportError as error:
+        raise StorageError(f"Reading {path} needs openpyxl: pip install 'mipl[xlsx]'.") from error
+    with opened(path, "an Excel workbook") as file:
+        sheet = load_workbook(file, read_only=True, data_only=True).worksheets[0]
+        sheet.reset_dimensions()  # some programs write them wrong, and rows would be cut off
+        grid = [[as_text(value) for value in row] for row in sheet.iter_rows(values_only=True)]
+    header = grid[0] if grid else []
+    while header and not header[-1].strip():
+        header.pop()
+    for row in grid[1:]:
+        while len(row) > len(header) and not row[-1].strip():
+            row.pop()
+        row += [""] * (len(header) - len(row))
+    return header, {number: row for number, row in enumerate(grid[1:], start=2) if "".join(row).strip()}
+
+
+def _read_parquet(path: Path) -> Fields:
+    table = parquet_table(path)
+    columns = [[as_text(value) for value in column.to_pylist()] for column in table.columns]
+    return table.column_names, dict(enumerate(map(list, zip(*columns, strict=True)), start=1))
+
+
+READERS: dict[str, Callable[[Path], Fields]] = {".xlsx": _read_xlsx, ".parquet": _read_parquet}
+
+
+def read_cells(path: Path) -> Fields:
+    """Read a table as text, by its suffix; any other than .xlsx, .parquet and .tsv is read as CSV."""
+    return READERS.get(path.suffix.lower(), _read_csv)(path)
+
+
+def parquet_table(path: Path) -> Any:
+    """Return a Parquet file as a `pyarrow.Table`, without the unnamed index that pandas may have added."""
+    from pyarrow import string, types
+    from pyarrow.parquet import ParquetFile
+
+    with opened(path, "a Parquet file") as file:
+        table = ParquetFile(file).read()
+        table.validate(full=True)  # text that is not UTF-8 would raise later
+        for i, field in enumerate(table.schema):
+            if types.is_temporal(field.type):  # Python has no room for some times
+                table = table.set_column(i, field.name, table.column(i).cast(string()))
+        names = enumerate(table.column_names)
+        return table.select([i for i, name in names if not name.startswith("__index_level_")])
+
+
+@contextlib.contextmanager
+def opened(path: Path, what: str) -> Iterator[Any]:
+    """Yield a file open for reading; whatever goes wrong with it is a `StorageError`."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}.") from error
+    with file:
+        try:
+            yield file
+        except Exception as error:  # the reader of a damaged file raises whatever it stumbles on
+            detail = " ".join(str(error).split())[:200].rstrip(".")
+            raise StorageError(f"{path} is not {what}, or is damaged: {detail}.") from error
+
+
+def as_text(value: Any) -> str:
+    """Return a cell as a CSV file would hold it: 3.0 as 3, true as 1, nothing as an empty field."""
+    if value is None or value != value:
+        return ""
+    if isinstance(value, list):
+        return SEPARATOR.join(as_text(entry) for entry in value)
+    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    return str(int(value) if whole else value)
