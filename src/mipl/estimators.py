@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -103,13 +103,16 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _settings(self) -> dict[str, Any]:
         return self.settings
 
-    def parts(self) -> tuple[Method, Recipe]:
-        """Return the method and the recipe that the parameters describe."""
+    def parts(self, provenance: Mapping[str, Any] | None = None) -> tuple[Method, Recipe]:
+        """Return the method and the recipe that the parameters describe, for bags of some provenance.
+
+        What is not given is as the method recommends it for the recipe and the data set.
+        """
         recipe_names = settings_of(Recipe)
-        given = self._settings()
-        method = METHODS[self._method_name()].make(
-            **{n: v for n, v in given.items() if n not in recipe_names}
-        )
+        entry, origin = METHODS[self._method_name()], provenance or {}
+        wanted = entry.cls.recommended(self.recipe, str(origin.get("dataset", "")), origin.get("r"))
+        given = {**wanted, **self._settings()}
+        method = entry.make(**{n: v for n, v in given.items() if n not in recipe_names})
         return method, make_recipe(self.recipe, **{n: v for n, v in given.items() if n in recipe_names})
 
     # ---- training ----------------------------------------------------------------------------------
@@ -129,9 +132,9 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         is not, so that labels given for cross-validation cannot leak into training. ``checkpoint``: a folder
         that the state is written to after each epoch, and that training goes on from.
         """
-        method, recipe = self.parts()
         carried = isinstance(bags, Bags) and bags.candidates is not None
         bags = as_bags(bags, None if carried else y)
+        method, recipe = self.parts(bags.provenance)
         _check_training(bags)
         if self.scale not in ("auto", "none"):
             raise SettingError(f"scale = {self.scale!r} must be 'auto' or 'none'.")
@@ -294,8 +297,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise SettingError(f"{folder} holds a {info['class']}, not a {cls.__name__}: use mipl.load.")
             model.classes_ = np.array(info["classes"])
             model.feature_shape_ = tuple(int(side) for side in info["feature_shape"])
-            model.method_, model.recipe_ = model.parts()
             model.history_, model.seed_, model.trained_on_ = info["history"], info["seed"], info["trained_on"]
+            model.method_, model.recipe_ = model.parts(model.trained_on_["provenance"])
             model.network_ = model.method_.build(
                 model.feature_shape_, len(model.classes_), copy.deepcopy(encoder)
             )

@@ -15,6 +15,7 @@ class PseudoLabels:
         self.candidates = candidates  # (m, k) bool
         uniform = candidates / candidates.sum(dim=1, keepdim=True)
         self.weights = uniform if initial is None else initial.detach().to(uniform, copy=True)  # (m, k)
+        self.memory: dict[str, Tensor] = {}  # what a method remembers of the bags; kept in checkpoints
 
     def update(self, index: Tensor, logits: Tensor, alpha: float) -> Tensor:
         """Set w ← α w + (1 − α) p̃ (Eq. 15) for the bags at ``index`` (b,) and return it (b, k), detached."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from mipl.errors import DataError, SettingError
 
 Competitor = Literal["cc", "cn"]
+Target = Literal["candidates", "top"]
 
 
 def candidate_log_softmax(logits: Tensor, candidates: Tensor) -> Tensor:
@@ -57,19 +58,42 @@ def margin(log_p: Tensor, candidates: Tensor, competitor: Competitor = "cn") -> 
     raise SettingError(f"competitor = {competitor!r} must be 'cc' or 'cn'.")
 
 
-def focal_loss(logits: Tensor, candidates: Tensor, weights: Tensor, gamma: float = 1.0) -> Tensor:
-    """Focal loss for bags (b,): Σ_S −w (1 − p)^γ log p (Eq. 5)."""
-    return _focal(logits, candidates, weights, gamma, -1.0)
+def focal_loss(
+    logits: Tensor,
+    candidates: Tensor,
+    weights: Tensor,
+    gamma: float = 1.0,
+    target: Target = "candidates",
+) -> Tensor:
+    """Focal loss for bags (b,): Σ_S −w (1 − p)^γ log p (Eq. 5).
+
+    ``target="top"`` is the paper's first attempt (Sec. 3.3): the strongest candidate stands for the true
+    label of Eq. 3, and the weights count for nothing.
+    """
+    return _focal(logits, candidates, weights, gamma, -1.0, target)
 
 
-def inverse_focal_loss(logits: Tensor, candidates: Tensor, weights: Tensor, gamma: float = 1.0) -> Tensor:
-    """Inverse focal loss for bags (b,): Σ_S −w (1 + p)^γ log p (Eq. 6)."""
-    return _focal(logits, candidates, weights, gamma, 1.0)
+def inverse_focal_loss(
+    logits: Tensor,
+    candidates: Tensor,
+    weights: Tensor,
+    gamma: float = 1.0,
+    target: Target = "candidates",
+) -> Tensor:
+    """Inverse focal loss for bags (b,): Σ_S −w (1 + p)^γ log p (Eq. 6); ``target="top"``: Eq. 4."""
+    return _focal(logits, candidates, weights, gamma, 1.0, target)
 
 
-def _focal(logits: Tensor, candidates: Tensor, weights: Tensor, gamma: float, sign: float) -> Tensor:
+def _focal(
+    logits: Tensor, candidates: Tensor, weights: Tensor, gamma: float, sign: float, target: Target
+) -> Tensor:
     _check(logits, candidates, weights, gamma)
     log_p = logits.log_softmax(dim=1)
+    if target == "top":
+        top = log_p.masked_fill(~candidates, -torch.inf).argmax(dim=1, keepdim=True)
+        weights = torch.zeros_like(log_p).scatter(1, top, 1.0)
+    elif target != "candidates":
+        raise SettingError(f"target = {target!r} must be 'candidates' or 'top'.")
     factor = (1.0 + sign * log_p.exp()).clamp(min=1e-12) ** gamma
     return _disambiguation(log_p * factor, candidates, weights)
 

@@ -23,10 +23,17 @@ class CDL(AttentionMethod):
 
     summary = (
         "Disambiguation loss scaled by the margin between the top candidate and its competitor: the second "
-        "candidate (cc: lower calibration error, look-alike candidates) or the strongest non-candidate "
-        "(cn: accuracy, random false positives). dam for simple features, sam and mam for deep ones."
+        "candidate (cc) or the strongest non-candidate (cn). The network encodes instances, weighs them by "
+        "an attention (dam, sam or mam) and classifies their sum; a table of weights over each bag's "
+        "candidates moves with its predictions."
     )
     citation = CDL_PAPER
+    advice = (
+        "The default. cn for accuracy and where false candidates are random; cc for the lowest calibration "
+        "error and where candidates look alike. dam for simple features such as colour statistics, sam and "
+        "mam for deep ones."
+    )
+    cost = "One pass over the instances a step; by the paper 12.5–19.5% more time than its baselines."
 
     competitor: Literal["cc", "cn"] = setting("cn", "cc: second candidate; cn: strongest non-candidate")
     gamma: float = setting(1.0, "γ, the power of the margin factor; the paper uses 1")

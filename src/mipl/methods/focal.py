@@ -25,12 +25,17 @@ class Focal(AttentionMethod):
 
     summary = (
         "Focal (fl, Eq. 5) or inverse focal (ifl, Eq. 6) loss over the candidates: the paper's naive "
-        "calibration, under-confident and over-confident respectively. For comparison, not for use."
+        "calibration, under-confident and over-confident respectively."
     )
     citation = CDL_PAPER
+    advice = "For comparison with CDL, not for use."
+    cost = "That of CDL."
 
     kind: Literal["fl", "ifl"] = setting("fl", "fl: focal, ifl: inverse focal")
     gamma: float = setting(1.0, "γ, the power of the focal factor")
+    target: Literal["candidates", "top"] = setting(
+        "candidates", "every candidate by its weight (Eqs. 5–6), or the top one alone (Eqs. 3–4)"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,7 +47,7 @@ class Focal(AttentionMethod):
     def objective(self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
         """Return Eq. 5 or Eq. 6 of each bag (b,) with the weights of Eq. 15 updated first."""
         logits, candidates, weights = self.disambiguate(net, batch, table, clock)
-        return LOSSES[self.kind](logits, candidates, weights, self.gamma * clock.gamma)
+        return LOSSES[self.kind](logits, candidates, weights, self.gamma * clock.gamma, self.target)
 
 
 for _attention in ("mam", "sam"):

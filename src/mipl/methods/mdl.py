@@ -22,6 +22,8 @@ class MDL(AttentionMethod):
         "With head=sigmoid it has the confidence ceiling of the earlier methods."
     )
     citation = CDL_PAPER
+    advice = "As a reference: how much of a result is the margin factor of CDL and how much is the rest."
+    cost = "That of CDL, without the margin factor."
 
     def objective(self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
         """Return the MDL of each bag (b,): Eq. 22 with the weights of Eq. 15 updated first."""

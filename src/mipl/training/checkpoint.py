@@ -32,6 +32,7 @@ def save_checkpoint(
     tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
     for i, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{i}.{name}": value for name, value in state.items() if value is not None}
+    tensors |= {f"memory.{name}": value for name, value in table.memory.items()}
     tensors["weights"] = table.weights
     metadata = {"spec": json.dumps(spec, sort_keys=True), "epoch": str(epoch), "history": json.dumps(history)}
     with atomic_file(folder / FILE) as temporary:
@@ -77,4 +78,7 @@ def load_checkpoint(
             state.setdefault(int(i), {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     table.weights = tensors["weights"].to(table.weights.device)
+    for name, value in tensors.items():
+        if name.startswith("memory."):
+            table.memory[name.removeprefix("memory.")] = value.to(table.weights.device)
     return epoch, history

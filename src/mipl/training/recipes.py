@@ -15,9 +15,9 @@ from mipl.registry import setting
 
 Schedule = Callable[[int, int], float]  # (epoch t = 1 … T, epochs T) -> value
 
-# α of Eq. 15: the share of the old weights. Epoch 1 keeps the initial weights (Algorithm 1).
+# α of Eq. 15: the share of the old weights.
 ALPHA: dict[str, Schedule] = {
-    "momentum": lambda t, T: 1.0 if t == 1 else (T - t) / T,
+    "momentum": lambda t, T: (T - t) / T,
 }
 # Factor on the method's own γ.
 GAMMA: dict[str, Schedule] = {
@@ -35,11 +35,12 @@ class Recipe:
     """Optimiser, schedules and warm-up; each part is replaceable on its own."""
 
     epochs: int = setting(100, "T, passes over the training bags")
-    batch_size: int = setting(4, "bags a step")
+    batch_size: int | None = setting(4, "bags a step; none: all of them")
     optimizer: Literal["sgd", "adamw"] = setting("adamw", "adamw, or sgd (momentum 0.9, Nesterov)")
     lr: float = setting(3e-3, "learning rate at the start")
-    weight_decay: float = setting(5e-2, "weight decay")
-    input_dropout: float = setting(0.05, "share of features or pixels dropped in training")
+    weight_decay: float = setting(1e-2, "weight decay")
+    instance_dropout: float = setting(0.1, "share of a bag's instances left out of a step")
+    input_dropout: float = setting(0.0, "share of features or pixels dropped in training")
     fan_in: int | None = setting(40, "inputs above which an encoder layer's rate falls; none: never")
     rate: Literal["cosine", "constant"] = setting("cosine", "course of the learning rate: cosine or constant")
     clip_norm: float | None = setting(1.0, "largest norm of a step's gradient; none: no clipping")
@@ -49,8 +50,11 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
-            if int(getattr(self, name)) < 1:
-                raise SettingError(f"{name} = {getattr(self, name)} must be at least 1.")
+            value = getattr(self, name)
+            if value is None and name == "batch_size":
+                continue
+            if int(value) < 1:
+                raise SettingError(f"{name} = {value} must be at least 1.")
         if (
             not self.lr > 0
             or not self.weight_decay >= 0
@@ -60,8 +64,9 @@ class Recipe:
                 f"lr = {self.lr} and clip_norm = {self.clip_norm} must be above 0, "
                 f"weight_decay = {self.weight_decay} at least 0."
             )
-        if not 0.0 <= self.input_dropout < 1.0:
-            raise SettingError(f"input_dropout = {self.input_dropout} must be in [0, 1).")
+        for name in ("instance_dropout", "input_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise SettingError(f"{name} = {getattr(self, name)} must be in [0, 1).")
         if self.fan_in is not None and self.fan_in < 1:
             raise SettingError(f"fan_in = {self.fan_in} must be at least 1, or none.")
         if not 0.0 <= self.warmup < 1.0:
@@ -81,7 +86,9 @@ class Recipe:
         """Return the optimiser; every group of parameters has its ``share`` of the learning rate."""
         groups = [{"params": parameters, "share": share} for share, parameters in self._shares(net)]
         if self.optimizer == "adamw":  # fused: all parameters in one call
-            return torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay, fused=True)
+            # eps above the default: MAM's scores have hardly any gradient while τ is high, and steps of full
+            # size along its noise can leave their gates saturated for good.
+            return torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay, eps=1e-6, fused=True)
         return torch.optim.SGD(
             groups, lr=self.lr, momentum=0.9, nesterov=True, weight_decay=self.weight_decay, fused=True
         )
@@ -109,10 +116,17 @@ class Recipe:
         """The number of epochs of the warm-up, in which the network learns before its labels do."""
         return math.floor(self.warmup * self.epochs)
 
-    def alpha_at(self, epoch: int) -> float:
-        """Return α of Eq. 15; 1 (weights kept) during the warm-up, and the course counted from its end."""
-        start = self.warmup_epochs
-        return 1.0 if epoch <= start else ALPHA[self.alpha](epoch - start, self.epochs - start)
+    def alpha_at(self, epoch: int, *, after: bool = False) -> float:
+        """Return α of Eq. 15; 1 (weights kept) during the warm-up, and the course counted from its end.
+
+        Weights that are updated before the loss keep their initial values in the first epoch (Algorithm 1).
+        Those updated ``after`` it, as the earlier methods do, are seen an epoch later: there the course is
+        one epoch behind, (T − t + 1)/T.
+        """
+        t, T = epoch - self.warmup_epochs, self.epochs - self.warmup_epochs
+        if t < 1 or (t == 1 and not after):
+            return 1.0
+        return ALPHA[self.alpha](t - 1 if after else t, T)
 
     def gamma_at(self, epoch: int) -> float:
         """Return the factor on γ: 0 during the warm-up."""
@@ -132,7 +146,7 @@ RECIPES: dict[str, Recipe] = {
         optimizer="sgd",
         lr=0.01,
         weight_decay=1e-4,
-        input_dropout=0.0,
+        instance_dropout=0.0,
         fan_in=None,
         clip_norm=None,
         warmup=0.0,

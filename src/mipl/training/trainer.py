@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +61,30 @@ def train(
         torch.tensor(bags.candidates, device=device),
         None if bags.weights is None else torch.tensor(bags.weights, device=device),
     )
+    own = method.fit(net, loader, table, seed, recipe.epochs, checkpoint, report)
+    if own is not None:
+        net.eval()
+        return own
     for module in net.modules():
         if isinstance(module, InputDropout):
             module.p = recipe.input_dropout
     optimizer = recipe.make_optimizer(net)
     spec: Mapping[str, Any] = training_spec(method, bags, recipe, seed) if checkpoint else {}
+    with _randomness(device, "prepare", seed):
+        method.prepare(net, loader, table, seed)
     done, history = load_checkpoint(checkpoint, spec, net, optimizer, table) if checkpoint else (0, {})
     for epoch in range(done + 1, recipe.epochs + 1):
         started = time.perf_counter()
-        clock = Clock(epoch, recipe.epochs, recipe.alpha_at(epoch), recipe.gamma_at(epoch))
+        clock = Clock(
+            epoch,
+            recipe.epochs,
+            recipe.alpha_at(epoch),
+            recipe.gamma_at(epoch),
+            recipe.alpha_at(epoch, after=True),
+        )
         for group in optimizer.param_groups:
             group["lr"] = group["share"] * recipe.lr_at(epoch)
-        with torch.random.fork_rng(devices=[] if torch.device(device).type == "cpu" else None):
-            torch.manual_seed(seed_for("epoch", seed, epoch))
+        with _randomness(device, "epoch", seed, epoch):
             loss = _epoch(method, net, loader, optimizer, table, clock, recipe, seed)
         values = {
             "loss": loss,
@@ -87,7 +99,17 @@ def train(
         if report:
             report(epoch, f"loss {loss:.3f}")
     net.eval()
+    with _randomness(device, "finish", seed), torch.no_grad():
+        method.finish(net, loader)
     return history
+
+
+@contextlib.contextmanager
+def _randomness(device: torch.device | str, *names: str | int) -> Iterator[None]:
+    """Draw from a seed of these names inside the block, and leave torch's own generator as it was."""
+    with torch.random.fork_rng(devices=[] if torch.device(device).type == "cpu" else None):
+        torch.manual_seed(seed_for(*names))
+        yield
 
 
 def _epoch(
@@ -104,17 +126,20 @@ def _epoch(
     method.on_epoch_start(net, clock.epoch)
     parameters = list(net.parameters())
     total = 0.0
-    for batch in loader.epoch(recipe.batch_size, rng_for("shuffle", seed, clock.epoch)):
+    shuffle = rng_for("shuffle", seed, clock.epoch)
+    for batch in loader.epoch(recipe.batch_size or len(loader.bags), shuffle, recipe.instance_dropout):
         losses = method.objective(net, batch, table, clock)  # (b,)
         optimizer.zero_grad()
         torch.autograd.backward(losses.mean())
         if recipe.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, recipe.clip_norm, foreach=True)
         optimizer.step()
+        method.after_step(net, batch, table, clock)
         total += float(losses.detach().sum())
         if total != total:
             raise TrainingError(
                 f"The loss became NaN in epoch {clock.epoch}: lower lr, "
                 "or use recipe='stable', which clips gradients."
             )
+    method.on_epoch_end(net, table, clock)
     return total / len(loader.bags)
