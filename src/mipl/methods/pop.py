@@ -1,0 +1,100 @@
+"""POP: PRODEN whose candidate sets are purified as training goes on; alone, or with CDL as its loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mipl.data.batch import BagBatch, BagLoader
+from mipl.errors import SettingError
+from mipl.losses import cdl_loss, mdl_loss
+from mipl.methods.base import CDL_PAPER, METHODS, Clock
+from mipl.methods.partial import PartialLabelMethod
+from mipl.nn.pooled import PooledNetwork
+from mipl.pseudo_labels import PseudoLabels
+from mipl.registry import setting
+
+RECENT = 5  # epochs whose weights are averaged
+GROWTH = 1.001  # of θ, when an epoch dropped almost nothing
+ALMOST_NOTHING = 1e-4  # share of the m × k entries
+
+
+@dataclasses.dataclass(frozen=True)
+class POP(PartialLabelMethod):
+    """Candidates that stay improbable for some epochs are struck off."""
+
+    summary = (
+        "PRODEN on pooled bags, plus purification: after some epochs, candidates whose weight, averaged over "
+        "the last five epochs, is under θ times the bag's largest are dropped for good; θ grows slowly "
+        "whenever almost nothing was dropped. pop-cc and pop-cn have the calibratable disambiguation loss in "
+        "place of the cross-entropy."
+    )
+    citation = (
+        "Ning Xu, Biao Liu, Jiaqi Lv, Congyu Qiao, Xin Geng: Progressive Purification for Instance-Dependent "
+        f"Partial Label Learning. ICML 2023. With cc and cn: {CDL_PAPER}"
+    )
+    advice = (
+        "For false candidates that depend on the instance (look-alikes). In the CDL paper pop-cc and pop-cn "
+        "are better than pop in accuracy and in calibration."
+    )
+
+    competitor: Literal["none", "cc", "cn"] = setting("none", "none: cross-entropy; cc or cn: CDL")
+    gamma: float = setting(1.0, "γ of CDL")
+    purify_after: int = setting(20, "epochs before the first purification")
+    theta_start: float = setting(1e-3, "θ at the start")
+    theta_max: float = setting(0.4, "largest θ")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.competitor not in ("none", "cc", "cn") or not 0 <= self.gamma < math.inf:
+            raise SettingError(
+                f"competitor = {self.competitor!r} must be 'none', 'cc' or 'cn', "
+                f"and gamma = {self.gamma} at least 0."
+            )
+        if self.purify_after < 1 or not 0 <= self.theta_start <= self.theta_max < 1:
+            raise SettingError(
+                f"purify_after = {self.purify_after} must be at least 1, and "
+                f"0 ≤ theta_start = {self.theta_start} ≤ theta_max = {self.theta_max} < 1."
+            )
+
+    def prepare(self, net: PooledNetwork, loader: BagLoader, table: PseudoLabels, seed: int) -> None:
+        """Start from the given candidate sets."""
+        table.memory["candidates"] = table.candidates.clone()  # (m, k)
+        table.memory["recent"] = table.weights.new_zeros((RECENT, *table.weights.shape))
+        table.memory["theta"] = torch.tensor(self.theta_start, dtype=torch.float64)
+
+    def candidates(self, batch: BagBatch, table: PseudoLabels) -> Tensor:
+        """Return the purified candidate sets (b, k)."""
+        return table.memory["candidates"][batch.index]
+
+    def objective(self, net: PooledNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+        """Return Σ_S −w log p, or Eq. 14 of the CDL paper, of each bag (b,); S is the purified set."""
+        logits = net(batch.instances, batch.sizes)
+        candidates, weights = self.candidates(batch, table), table.weights[batch.index]
+        if self.competitor == "none":
+            return mdl_loss(logits, candidates, weights)
+        return cdl_loss(logits, candidates, weights, self.competitor, self.gamma * clock.gamma)
+
+    def on_epoch_end(self, net: PooledNetwork, table: PseudoLabels, clock: Clock) -> None:
+        """Drop the candidates whose averaged weight is under θ × the bag's largest; not in the warm-up."""
+        candidates, recent, theta = (table.memory[name] for name in ("candidates", "recent", "theta"))
+        recent[clock.epoch % RECENT] = table.weights
+        if clock.epoch < self.purify_after or clock.gamma == 0.0:
+            return
+        average = recent.sum(dim=0).masked_fill(~candidates, 0.0)  # (m, k), up to a factor that cancels
+        dropped = candidates & (average < float(theta) * average.max(dim=1, keepdim=True).values)
+        candidates &= ~dropped  # the largest always stays
+        # A bag whose last weights are all on what was dropped goes on with equal ones.
+        weights = (table.weights + 1e-12).masked_fill(~candidates, 0.0)
+        table.weights = weights / weights.sum(dim=1, keepdim=True)
+        if int(dropped.sum()) < ALMOST_NOTHING * dropped.numel():
+            theta.mul_(GROWTH).clamp_(max=self.theta_max)
+
+
+METHODS.register("pop", POP)
+METHODS.register("pop-cc", POP, competitor="cc")
+METHODS.register("pop-cn", POP, competitor="cn")

@@ -1,0 +1,42 @@
+"""The network of the partial-label methods: every bag pooled to one vector, which is then classified."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from mipl.nn.encoders import InputDropout
+from mipl.nn.segments import segment_ids, segment_sum
+
+Pooling = Literal["mean", "maxmin"]
+
+
+def pool(instances: Tensor, sizes: Tensor, pooling: Pooling) -> Tensor:
+    """Instances (N, …), flattened, to one vector a bag: the mean (b, d), or maximum and minimum (b, 2d)."""
+    flat, segments = instances.flatten(1), segment_ids(sizes)  # (N, d), (N,)
+    if pooling == "mean":
+        return segment_sum(flat, segments, len(sizes)) / sizes[:, None]
+    index = segments[:, None].expand_as(flat)
+    largest = flat.new_full((len(sizes), flat.shape[1]), -torch.inf).scatter_reduce(0, index, flat, "amax")
+    smallest = torch.full_like(largest, torch.inf).scatter_reduce(0, index, flat, "amin")
+    return torch.cat([largest, smallest], dim=1)
+
+
+class PooledNetwork(nn.Module):
+    """Instances (N, …) and sizes (b,) -> logits (b, k); the encoder sees pooled vectors."""
+
+    def __init__(self, scaling: nn.Module, pooling: Pooling, encoder: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.scaling = scaling
+        self.pooling = pooling
+        self.input_dropout = InputDropout()
+        self.encoder = encoder
+        self.head = head
+
+    def forward(self, instances: Tensor, sizes: Tensor) -> Tensor:
+        """Scale, pool, encode, classify."""
+        vectors = pool(self.scaling(instances), sizes, self.pooling)  # (b, d) or (b, 2d)
+        logits: Tensor = self.head(self.encoder(self.input_dropout(vectors)))
+        return logits
