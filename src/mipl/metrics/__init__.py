@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+import functools
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,12 @@ from mipl.metrics.calibration import (
 )
 from mipl.metrics.classification import accuracy, balanced_accuracy, brier, negative_log_likelihood
 from mipl.metrics.intervals import Interval, Metric, bootstrap_interval
+from mipl.metrics.partial import (
+    approximated_accuracy,
+    approximated_accuracy_scorer,
+    covering_rate,
+    covering_rate_scorer,
+)
 from mipl.metrics.selective import CoverageCurve, accuracy_at_coverage
 
 __all__ = [
@@ -29,10 +35,14 @@ __all__ = [
     "accuracy",
     "accuracy_at_coverage",
     "adaptive_calibration_error",
+    "approximated_accuracy",
+    "approximated_accuracy_scorer",
     "balanced_accuracy",
     "bootstrap_interval",
     "brier",
     "classwise_calibration_error",
+    "covering_rate",
+    "covering_rate_scorer",
     "evaluate",
     "expected_calibration_error",
     "maximum_calibration_error",
@@ -60,10 +70,10 @@ def evaluate(
         "balanced_accuracy": balanced_accuracy,
         "brier": brier,
         "negative_log_likelihood": negative_log_likelihood,
-        "expected_calibration_error": partial(expected_calibration_error, bins=bins),
-        "maximum_calibration_error": partial(maximum_calibration_error, bins=bins),
-        "adaptive_calibration_error": partial(adaptive_calibration_error, bins=bins),
-        "classwise_calibration_error": partial(classwise_calibration_error, bins=bins),
+        "expected_calibration_error": functools.partial(expected_calibration_error, bins=bins),
+        "maximum_calibration_error": functools.partial(maximum_calibration_error, bins=bins),
+        "adaptive_calibration_error": functools.partial(adaptive_calibration_error, bins=bins),
+        "classwise_calibration_error": functools.partial(classwise_calibration_error, bins=bins),
     }
     p, y = checked(probabilities, labels)
     report: dict[str, float] = {}
