@@ -10,6 +10,8 @@ import yaml
 
 import mipl
 from conftest import REPO
+from mipl.records.store import Store
+from mipl.reports.results import markdown, result_rows
 
 README = (REPO / "README.md").read_text(encoding="utf-8")
 
@@ -32,11 +34,18 @@ def test_citation_has_what_the_format_asks_for():
     assert citation["references"][0]["authors"][0]["family-names"] == "Tang"
 
 
+def test_the_readme_shows_what_the_records_say():
+    (shown,) = re.findall(r"<!-- results -->\n(.*?)<!-- /results -->", README, flags=re.S)
+    rows = result_rows(Store(REPO / "results" / "records"))
+    assert len(rows) > 3
+    assert shown.strip() == markdown(rows)
+
+
 def test_the_readme_names_every_method():
     words = README.replace("`", " ")
     for name in mipl.list_methods():
-        attention, loss = name.split("-")
-        assert name in words or (attention in words and f"-{loss}" in words), name
+        attention, _, loss = name.partition("-")
+        assert f" {name} " in words or (loss and attention in words and f"-{loss} " in words), name
 
 
 def test_the_readme_python_runs(tmp_path):

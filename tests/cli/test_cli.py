@@ -87,7 +87,11 @@ def test_methods_lists_and_shows(capsys):
     assert {"dam-cc", "mam-ifl", "sam-mdl"} <= {entry["name"] for entry in json.loads(out)}
     code, out, _ = run(capsys, "methods", "mam-cn", "--json")
     shown = json.loads(out)
-    assert {row["name"]: row["value"] for row in shown["settings"]}["attention"] == "mam"
+    settings = {row["name"]: row for row in shown["settings"]}
+    assert settings["attention"]["stable"] == settings["attention"]["paper"] == "mam"
+    assert (settings["tau_decay"]["stable"], settings["tau_decay"]["paper"]) == (0.9, 0.95)
+    assert shown["advice"]
+    assert shown["cost"]
     assert {"stable", "paper"} <= set(shown["recipes"][0])
     assert all(row["doc"] for row in shown["settings"] + shown["recipes"])
     code, out, _ = run(capsys, "methods", "mam-cn")

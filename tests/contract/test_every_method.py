@@ -7,6 +7,7 @@ from mipl import list_methods, load, make_classifier
 from mipl.data.bags import Bags
 from mipl.data.benchmarks import gaussian_bags
 from mipl.errors import DataError, SettingError
+from mipl.methods import METHODS as METHOD_REGISTRY
 
 METHODS = list_methods()
 EPOCHS = 12
@@ -21,7 +22,9 @@ def fitted(gaussian):
 def test_every_name_of_the_paper_is_there():
     attentions = ("dam", "sam", "mam")
     expected = {f"{a}-{c}" for a in attentions for c in ("cc", "cn", "mdl")}
-    expected |= {f"{a}-{c}" for a in ("sam", "mam") for c in ("fl", "ifl")}
+    expected |= {f"{a}-{c}" for a in ("sam", "mam") for c in ("fl", "ifl", "ls")}
+    expected |= {"demipl", "elimipl", "miplma", "promipl", "fastmipl", "agopmipl"}
+    expected |= {"proden", "lws", "pop", "pop-cc", "pop-cn"}
     assert expected <= set(METHODS)
 
 
@@ -105,6 +108,31 @@ def test_training_resumed_after_any_epoch_is_the_same_training(name, fitted, gau
 def test_odd_data_train_to_finite_probabilities(name, bags):
     p = make_classifier(name, epochs=2).fit(bags).predict_proba(bags)
     assert np.isfinite(p).all()
+
+
+DATA = {  # and the epochs that a sound method needs for twice the chance
+    "ragged": (gaussian_bags(bags=60, sizes=(1, 200), seed=1), EPOCHS),
+    "one feature": (gaussian_bags(bags=60, d=1, seed=7), EPOCHS),
+    "25 classes": (gaussian_bags(bags=150, k=25, d=8, seed=3), EPOCHS),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("data", DATA)
+def test_learns_twice_the_chance_on_other_data(name, data):
+    bags, epochs = DATA[data]
+    model = make_classifier(name, epochs=epochs).fit(bags)
+    assert model.score(bags) >= 2 / bags.k
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_explains_itself(name):
+    cls = METHOD_REGISTRY[name].cls
+    for text in (cls.summary, cls.advice, cls.cost, cls.citation):
+        assert text.strip().endswith((".", ")"))
+        assert "\n" not in text
+    assert len(cls.summary) > 80
 
 
 @pytest.mark.parametrize("name", METHODS)

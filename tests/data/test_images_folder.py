@@ -1,6 +1,7 @@
 """Folders of images: what is listed, read, written, refused, and finished after an interruption."""
 
 import csv
+import functools
 import json
 import os
 import re
@@ -364,7 +365,15 @@ generate(Path(sys.argv[1]), "lite0-9", Path(sys.argv[2]), report=slow)
 def start(folder, out, how):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", WORK, str(folder), str(out), how]
-    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        words,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # what is started in the background of a shell is deaf to SIGINT, and so would its children be
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 @pytest.mark.parametrize("how", ["kill", "interrupt"])

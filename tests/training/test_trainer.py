@@ -1,6 +1,7 @@
 """The training loop: Algorithm 1's order, resuming, and being stopped for real."""
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -172,14 +173,21 @@ def test_a_process_that_is_stopped_resumes_to_the_same_model(end, gaussian, tmp_
     command = [sys.executable, "-m", "mipl.cli", "fit", str(tmp_path / "bags.npz"), "--method", "mam-cn"]
     command += [
         "--set",
-        "epochs=400",
+        "epochs=120",
         "--json",
         "--checkpoint",
         str(tmp_path / "state"),
         "--out",
         str(tmp_path / "m"),
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # what is started in the background of a shell is deaf to SIGINT, and so would its children be
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
     file, deadline = tmp_path / "state" / "checkpoint.safetensors", time.monotonic() + 60
     while not file.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -192,8 +200,8 @@ def test_a_process_that_is_stopped_resumes_to_the_same_model(end, gaussian, tmp_
         assert "Traceback" not in errors
     assert not (tmp_path / "m").exists()
     resumed = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
-    assert json.loads(resumed.stdout)["epochs"] == 400
-    whole = CDLClassifier("mam", "cn", epochs=400).fit(Bags.load(tmp_path / "bags.npz"))
+    assert json.loads(resumed.stdout)["epochs"] == 120
+    whole = CDLClassifier("mam", "cn", epochs=120).fit(Bags.load(tmp_path / "bags.npz"))
     state = CDLClassifier.load(tmp_path / "m").network_.state_dict()
     assert all((state[key] == value).all() for key, value in whole.network_.state_dict().items())
     assert not [p for p in (tmp_path / "state").iterdir() if p != file and end == signal.SIGINT]
