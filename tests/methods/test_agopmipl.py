@@ -55,9 +55,9 @@ def test_the_metric_is_an_average_and_its_root_is_its_root():
 def test_the_score_is_the_raw_one_plus_that_of_the_transformed_feature():
     score, h = metric_score(), torch.randn(5, 6, dtype=torch.float64)
     C, root, x = score.prototypes.numpy(), score.root.numpy(), h.numpy()
-    t, s = score.tanh_gate, score.sigmoid_gate
     with torch.no_grad():
-        wanted = score.score(t(h).tanh() * s(h).sigmoid()).squeeze(1).numpy()  # ξ, Eq. 7
+        first, second = score.gates(h).chunk(2, dim=1)
+        wanted = score.score(first.tanh() * second.sigmoid()).squeeze(1).numpy()  # ξ, Eq. 7
         cosines = np.zeros((5, 3))
         for j in range(5):
             for c in range(3):

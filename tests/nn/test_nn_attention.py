@@ -52,11 +52,10 @@ ATTENTIONS = pytest.mark.parametrize(
 
 def numpy_xi(score, h, shared):
     weights = {name: value.detach().double().numpy() for name, value in score.named_parameters()}
-    gate = "tanh_gate" if shared else "sigmoid_gate"
     result = []
     for row in h:
-        t = np.tanh(weights["tanh_gate.weight"] @ row + weights["tanh_gate.bias"])
-        s = 1 / (1 + np.exp(-(weights[f"{gate}.weight"] @ row + weights[f"{gate}.bias"])))
+        first, second = np.split(weights["gates.weight"] @ row + weights["gates.bias"], 2)
+        t, s = np.tanh(first), 1 / (1 + np.exp(-(first if shared else second)))
         hidden = np.maximum(weights["score.0.weight"] @ (t * s) + weights["score.0.bias"], 0.0)
         result.append((weights["score.2.weight"] @ hidden + weights["score.2.bias"])[0])
     return np.array(result)
@@ -80,10 +79,8 @@ def test_score_equals_equation_7(shared, n):
 def test_layers_of_the_score_have_the_stated_sizes():
     shapes = {name: tuple(p.shape) for name, p in GatedScore(WIDTH, 5).named_parameters()}
     assert shapes == {
-        "tanh_gate.weight": (5, WIDTH),
-        "tanh_gate.bias": (5,),
-        "sigmoid_gate.weight": (5, WIDTH),
-        "sigmoid_gate.bias": (5,),
+        "gates.weight": (2 * 5, WIDTH),
+        "gates.bias": (2 * 5,),
         "score.0.weight": (128, 5),
         "score.0.bias": (128,),
         "score.2.weight": (1, 128),
@@ -98,9 +95,10 @@ def test_shared_gate_leaves_the_sigmoid_gate_without_gradient():
     shared.load_state_dict(separate.state_dict())  # the same names: a model can be read either way
     for score in (separate, shared):
         torch.autograd.backward(score(h).sum())
-    assert all(p.grad is None for p in shared.sigmoid_gate.parameters())
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in shared.tanh_gate.parameters())
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in separate.sigmoid_gate.parameters())
+    for parameter in shared.gates.parameters():
+        assert parameter.grad[:5].abs().sum() > 0
+        assert parameter.grad[5:].abs().sum() == 0
+    assert all(p.grad[5:].abs().sum() > 0 for p in separate.gates.parameters())
 
 
 # --- Eqs. 8–12 ---

@@ -11,7 +11,7 @@ from torch import nn
 
 from mipl.errors import DataError, SettingError
 from mipl.nn.attention import GatedScore, make_attention
-from mipl.nn.encoders import FeatureEncoder, ImageEncoder, Standardize, make_encoder, output_width
+from mipl.nn.encoders import Dropout, FeatureEncoder, ImageEncoder, Standardize, make_encoder, output_width
 from mipl.nn.heads import SigmoidHead, make_head
 from mipl.nn.network import BagNetwork
 
@@ -44,8 +44,7 @@ LAYERS = {  # by hand: inputs per output value, values per instance or bag, outp
     "encoder.conv1": (1 * 5 * 5, 20 * 24 * 24, 20),
     "encoder.conv2": (20 * 5 * 5, 50 * 8 * 8, 50),
     "encoder.linear": (50 * 4 * 4, 128, 128),
-    "score.tanh_gate": (128, 5, 5),
-    "score.sigmoid_gate": (128, 5, 5),
+    "score.gates": (128, 2 * 5, 2 * 5),
     "score.score.0": (5, 128, 128),
     "score.score.2": (128, 1, 1),
     "head": (128, 5, 5),
@@ -100,7 +99,7 @@ def test_multiply_adds_are_the_papers():
     assert instance == 288_000 + 1_600_000 + 102_400 + 2 * 640 + 640 + 128 == 1_992_448
     assert round(instance / 1e6, 2) == 1.99
     # The paper's 95.58 M for a bag of 48 is all layers but the two gates; with them it is 95.64 M.
-    gates = counts["score.tanh_gate"] + counts["score.sigmoid_gate"]
+    gates = counts["score.gates"]
     assert gates == 48 * 2 * 640
     assert round(sum(counts.values()) / 1e6, 2) == 95.64
     assert round((sum(counts.values()) - gates) / 1e6, 2) == 95.58
@@ -360,8 +359,8 @@ def numpy_network(net, bag, attention, head):
     w = {name: value.detach().double().numpy() for name, value in net.state_dict().items()}
     x = (bag - w["scaling.mean"]) / w["scaling.std"]
     h = np.maximum(x @ w["encoder.0.weight"].T + w["encoder.0.bias"], 0.0)
-    t = np.tanh(h @ w["score.tanh_gate.weight"].T + w["score.tanh_gate.bias"])
-    s = 1 / (1 + np.exp(-(h @ w["score.sigmoid_gate.weight"].T + w["score.sigmoid_gate.bias"])))
+    first, second = np.split(h @ w["score.gates.weight"].T + w["score.gates.bias"], 2, axis=1)
+    t, s = np.tanh(first), 1 / (1 + np.exp(-second))
     hidden = np.maximum((t * s) @ w["score.score.0.weight"].T + w["score.score.0.bias"], 0.0)
     xi = (hidden @ w["score.score.2.weight"].T + w["score.score.2.bias"])[:, 0]
     if attention == "dam":
@@ -470,3 +469,35 @@ def test_encoding_in_chunks_changes_nothing(chunk, mode, shape, monkeypatch):
     lengths.clear()
     net(instances, sizes)
     assert lengths == [22]
+
+
+# --- dropout from bytes ---
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_keeps_the_mean_and_its_share(p):
+    torch.manual_seed(0)
+    dropout = Dropout(p).train()
+    x = torch.ones(200_003)
+    y = dropout(x)
+    values, counts = y.unique(return_counts=True)
+    assert len(values) == 2
+    assert values[0] == 0.0
+    assert float(counts[0]) / len(x) == pytest.approx(p, abs=0.005)
+    assert float(y.mean()) == pytest.approx(1.0, abs=0.01 + 0.01 * (p > 0.8))
+    # neighbours in one 64-bit draw are independent
+    dropped = (y == 0).double() - (y == 0).double().mean()
+    for lag in range(1, 9):
+        assert abs(float((dropped[:-lag] * dropped[lag:]).mean())) / (p * (1 - p)) < 0.01
+    assert dropout.eval()(x) is x
+
+
+def test_dropout_repeats_with_its_seed_and_scales_gradients():
+    dropout, x = Dropout(0.5).train(), torch.randn(5, 7, requires_grad=True)
+    results = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        results.append(dropout(x))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    results[0].sum().backward()
+    torch.testing.assert_close(x.grad, torch.where(results[0] == 0, 0.0, 2.0))

@@ -6,7 +6,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mipl.nn.segments import segment_ids, segment_softmax, segment_sum, segment_zscore
+from mipl.nn.segments import segment_ids, segment_softmax, segment_sum, segment_weighted_sum, segment_zscore
 
 EPS = 1e-3
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=6)
@@ -171,6 +171,9 @@ def test_gradients_of_sum_and_softmax(sizes):
     segments = segments_of(sizes)
     assert torch.autograd.gradcheck(lambda x: segment_sum(x, segments, len(sizes)), (values,))
     assert torch.autograd.gradcheck(lambda x: segment_softmax(x, segments, len(sizes)), (scores,))
+    assert torch.autograd.gradcheck(
+        lambda a, h: segment_weighted_sum(a, h, segments, len(sizes)), (scores, values)
+    )
 
 
 @given(sizes=SIZES, seed=SEEDS, scale=SCALES)

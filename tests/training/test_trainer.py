@@ -19,6 +19,7 @@ from mipl.errors import SettingError, StorageError, TrainingError
 from mipl.estimators import CDLClassifier
 from mipl.methods import METHODS
 from mipl.seeding import rng_for, seed_for
+from mipl.training.flat import FlatParameters
 from mipl.training.recipes import RECIPES, Recipe, make_recipe
 from mipl.training.trainer import train
 
@@ -65,7 +66,7 @@ def test_paper_recipe_is_what_the_authors_ran():
     assert (recipe.batch_size, recipe.lr, recipe.clip_norm, recipe.epochs) == (1, 0.01, None, 100)
     assert (recipe.input_dropout, recipe.fan_in, recipe.gamma_course) == (0.0, None, "constant")
     assert (recipe.optimizer, recipe.weight_decay, recipe.rate, recipe.warmup) == ("sgd", 1e-4, "cosine", 0)
-    optimizer = recipe.make_optimizer(torch.nn.Linear(999, 1))
+    optimizer = recipe.make_optimizer(FlatParameters(recipe.shares(torch.nn.Linear(999, 1))))
     assert [group["share"] for group in optimizer.param_groups] == [1.0]
     assert optimizer.defaults["momentum"] == 0.9
     assert optimizer.defaults["nesterov"]
@@ -73,8 +74,8 @@ def test_paper_recipe_is_what_the_authors_ran():
 
 def test_wide_encoder_layers_take_smaller_steps():
     net = METHODS["sam-cn"].make().build((28, 28), 5)
-    optimizer = Recipe(lr=1.0, fan_in=40).make_optimizer(net)
-    share = {id(p): group["share"] for group in optimizer.param_groups for p in group["params"]}
+    shares = Recipe(lr=1.0, fan_in=40).shares(net)
+    share = {id(p): value for value, parameters in shares for p in parameters}
     assert len(share) == len(list(net.parameters()))
     expected = {"encoder.conv1": 1.0, "encoder.conv2": 40 / 500, "encoder.linear": 40 / 800, "head": 1.0}
     for name, value in expected.items():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mipl.data.bags import Bags
-from mipl.data.candidates import BoolArray, IntArray
+from mipl.data.candidates import IntArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +26,8 @@ class BagBatch:
 class BagLoader:
     """Turns `Bags` into batches on a device; the only door from stored bags to tensors."""
 
+    AHEAD = 256  # bags whose rows are looked up together
+
     def __init__(self, bags: Bags, device: torch.device | str = "cpu") -> None:
         self.bags = bags
         self.device = torch.device(device)
@@ -33,14 +35,12 @@ class BagLoader:
             None if bags.candidates is None else torch.tensor(bags.candidates, device=self.device)
         )
 
-    def batch(self, index: IntArray, kept: BoolArray | None = None) -> BagBatch:
-        """Return the bags at ``index`` as one batch; uint8 instances become value/255.
+    def batch(self, index: IntArray) -> BagBatch:
+        """Return the bags at ``index`` as one batch; uint8 instances become value/255."""
+        return self._batch(index, self.bags.rows(index), self.bags.sizes[index])
 
-        ``kept`` (N,) says which of their instances to take; every bag keeps at least one.
-        """
-        source, rows, sizes = self.bags.source, self.bags.rows(index), self.bags.sizes[index]
-        if kept is not None:
-            rows, sizes = rows[kept], np.add.reduceat(kept, np.cumsum(sizes) - sizes, dtype=np.int64)
+    def _batch(self, index: IntArray, rows: IntArray, sizes: IntArray) -> BagBatch:
+        source = self.bags.source
         instances = torch.from_numpy(source[rows])  # fancy indexing: a writable copy
         instances = instances.to(self.device, torch.float32)
         if source.dtype == np.uint8:
@@ -59,15 +59,20 @@ class BagLoader:
         The instance with the largest draw stays whatever the share, so that no bag is empty.
         """
         order = rng.permutation(len(self.bags))
-        for start in range(0, len(order), batch_size):
-            index = order[start : start + batch_size]
-            if not drop:
-                yield self.batch(index)
-                continue
-            sizes = self.bags.sizes[index]
-            draw = rng.random(int(sizes.sum()))
-            largest = np.maximum.reduceat(draw, np.cumsum(sizes) - sizes)
-            yield self.batch(index, (draw >= drop) | (draw == np.repeat(largest, sizes)))
+        block = batch_size * max(1, self.AHEAD // batch_size)
+        for begin in range(0, len(order), block):  # the rows of some hundred bags at once: fewer calls
+            index = order[begin : begin + block]
+            rows, sizes = self.bags.rows(index), self.bags.sizes[index]
+            if drop:
+                starts = np.cumsum(sizes) - sizes
+                draw = rng.random(len(rows))
+                largest = np.maximum.reduceat(draw, starts)
+                kept = (draw >= drop) | (draw == np.repeat(largest, sizes))
+                rows, sizes = rows[kept], np.add.reduceat(kept, starts, dtype=np.int64)
+            ends = np.concatenate([[0], np.cumsum(sizes)])
+            for first in range(0, len(index), batch_size):
+                part = slice(first, min(first + batch_size, len(index)))
+                yield self._batch(index[part], rows[ends[part.start] : ends[part.stop]], sizes[part])
 
     def in_order(self, instances: int = 8192) -> Iterator[BagBatch]:
         """Yield every bag once, in order, about ``instances`` a batch and at least one bag."""

@@ -97,7 +97,7 @@ class AGOPMIPL(AttentionMethod):
     def build(self, feature_shape: tuple[int, ...], k: int, encoder: nn.Module | None = None) -> BagNetwork:
         """Return the shared network with the score in the metric."""
         net = super().build(feature_shape, k, encoder)
-        net.score = MetricScore(net.score.tanh_gate.in_features, k, self.shared_gate)
+        net.score = MetricScore(net.score.gates.in_features, k, self.shared_gate)
         return net
 
     def prepare(self, net: Any, loader: BagLoader, table: PseudoLabels, seed: int) -> None:

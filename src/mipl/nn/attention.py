@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mipl.errors import SettingError, suggest
-from mipl.nn.segments import segment_softmax, segment_sum, segment_zscore
+from mipl.nn.segments import segment_softmax, segment_weighted_sum, segment_zscore
 
 
 class GatedScore(nn.Module):
@@ -20,15 +20,14 @@ class GatedScore(nn.Module):
 
     def __init__(self, width: int, k: int, shared_gate: bool = False) -> None:
         super().__init__()
-        self.tanh_gate = nn.Linear(width, k)
-        self.sigmoid_gate = nn.Linear(width, k)
+        self.gates = nn.Linear(width, 2 * k)  # tanh first; one product for both
         self.shared_gate = shared_gate
         self.score = nn.Sequential(nn.Linear(k, 128), nn.ReLU(), nn.Linear(128, 1))
 
     def forward(self, h: Tensor) -> Tensor:
         """(N, L) -> (N,)."""
-        gate = self.tanh_gate if self.shared_gate else self.sigmoid_gate
-        gated = self.tanh_gate(h).tanh() * gate(h).sigmoid()  # (N, k)
+        first, second = self.gates(h).chunk(2, dim=1)  # (N, k) each
+        gated = first.tanh() * (first if self.shared_gate else second).sigmoid()  # (N, k)
         scores: Tensor = self.score(gated).squeeze(1)
         return scores
 
@@ -118,4 +117,4 @@ def make_attention(name: str, width: int, **tau: float | str) -> Attention:
 
 def aggregate(weights: Tensor, h: Tensor, segments: Tensor, bags: int) -> Tensor:
     """Eq. 13: z = Σ a h within bags, weights (N,), h (N, L) -> (bags, L)."""
-    return segment_sum(weights[:, None] * h, segments, bags)
+    return segment_weighted_sum(weights, h, segments, bags)

@@ -24,7 +24,27 @@ class Standardize(nn.Module):
         return (x - self.mean) / self.std
 
 
-class InputDropout(nn.Dropout):
+class Dropout(nn.Module):
+    """Dropout from random bytes, eight of one draw: a tenth of the time of a float for every value.
+
+    The share that is dropped is p to the next 1/256, and what is kept is scaled by just that.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…) -> (…)."""
+        dropped = min(round(self.p * 256), 255)
+        if not self.training or not dropped:
+            return x
+        draws = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None)
+        kept = draws.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped
+        return x * kept.to(x.dtype).mul_(256 / (256 - dropped))
+
+
+class InputDropout(Dropout):
     """Dropout of scaled features or pixels in training; the recipe sets its share, 0 until then."""
 
     def __init__(self) -> None:
@@ -32,10 +52,10 @@ class InputDropout(nn.Dropout):
 
 
 class FeatureEncoder(nn.Sequential):
-    """Linear d→L, dropout, ReLU for feature vectors."""
+    """Linear d→L, ReLU, dropout for feature vectors."""
 
     def __init__(self, d: int, width: int, dropout: float) -> None:
-        super().__init__(nn.Linear(d, width), nn.Dropout(dropout), nn.ReLU())
+        super().__init__(nn.Linear(d, width), nn.ReLU(), Dropout(dropout))
 
 
 class ImageEncoder(nn.Module):
@@ -52,7 +72,7 @@ class ImageEncoder(nn.Module):
         self.conv2 = nn.Conv2d(20, 50, kernel, padding=padding)
         self.pool = nn.MaxPool2d(2)
         self.linear = nn.Linear(800 if side == 28 else 200, width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         for conv in (self.conv1, self.conv2):  # as the images in forward: a third faster on a CPU
             conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
 
@@ -63,7 +83,7 @@ class ImageEncoder(nn.Module):
         x = x.contiguous(memory_format=torch.channels_last)
         x = self.pool(self.conv1(x)).relu()
         x = self.pool(self.conv2(x)).relu()
-        features: Tensor = self.dropout(self.linear(x.flatten(1))).relu()
+        features: Tensor = self.dropout(self.linear(x.flatten(1)).relu())
         return features
 
 

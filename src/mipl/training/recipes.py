@@ -12,6 +12,7 @@ from torch import nn
 
 from mipl.errors import SettingError, suggest
 from mipl.registry import setting
+from mipl.training.flat import FlatParameters
 
 Schedule = Callable[[int, int], float]  # (epoch t = 1 … T, epochs T) -> value
 
@@ -82,9 +83,9 @@ class Recipe:
                     f"There is no {name} '{getattr(self, name)}'.{suggest(getattr(self, name), known)}"
                 )
 
-    def make_optimizer(self, net: nn.Module) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: FlatParameters) -> torch.optim.Optimizer:
         """Return the optimiser; every group of parameters has its ``share`` of the learning rate."""
-        groups = [{"params": parameters, "share": share} for share, parameters in self._shares(net)]
+        groups = parameters.groups
         if self.optimizer == "adamw":  # fused: all parameters in one call
             # eps above the default: MAM's scores have hardly any gradient while τ is high, and steps of full
             # size along its noise can leave their gates saturated for good.
@@ -93,7 +94,7 @@ class Recipe:
             groups, lr=self.lr, momentum=0.9, nesterov=True, weight_decay=self.weight_decay, fused=True
         )
 
-    def _shares(self, net: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
+    def shares(self, net: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
         """Return (share of the learning rate, parameters), in the order of the network.
 
         An AdamW step moves every weight by about the learning rate, and so a layer's output by that times

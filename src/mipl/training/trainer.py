@@ -20,6 +20,7 @@ from mipl.nn.encoders import InputDropout
 from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for, seed_for
 from mipl.training.checkpoint import load_checkpoint, save_checkpoint
+from mipl.training.flat import FlatParameters
 from mipl.training.progress import Report
 from mipl.training.recipes import Recipe
 
@@ -68,7 +69,8 @@ def train(
     for module in net.modules():
         if isinstance(module, InputDropout):
             module.p = recipe.input_dropout
-    optimizer = recipe.make_optimizer(net)
+    parameters = FlatParameters(recipe.shares(net))
+    optimizer = recipe.make_optimizer(parameters)
     spec: Mapping[str, Any] = training_spec(method, bags, recipe, seed) if checkpoint else {}
     with _randomness(device, "prepare", seed):
         method.prepare(net, loader, table, seed)
@@ -85,7 +87,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = group["share"] * recipe.lr_at(epoch)
         with _randomness(device, "epoch", seed, epoch):
-            loss = _epoch(method, net, loader, optimizer, table, clock, recipe, seed)
+            loss = _epoch(method, net, loader, parameters, optimizer, table, clock, recipe, seed)
         values = {
             "loss": loss,
             "lr": recipe.lr_at(epoch),
@@ -98,6 +100,7 @@ def train(
             save_checkpoint(checkpoint, spec, epoch, net, optimizer, table, history)
         if report:
             report(epoch, f"loss {loss:.3f}")
+    parameters.release()
     net.eval()
     with _randomness(device, "finish", seed), torch.no_grad():
         method.finish(net, loader)
@@ -116,6 +119,7 @@ def _epoch(
     method: Method,
     net: nn.Module,
     loader: BagLoader,
+    parameters: FlatParameters,
     optimizer: torch.optim.Optimizer,
     table: PseudoLabels,
     clock: Clock,
@@ -124,15 +128,14 @@ def _epoch(
 ) -> float:
     net.train()
     method.on_epoch_start(net, clock.epoch)
-    parameters = list(net.parameters())
     total = 0.0
     shuffle = rng_for("shuffle", seed, clock.epoch)
     for batch in loader.epoch(recipe.batch_size or len(loader.bags), shuffle, recipe.instance_dropout):
         losses = method.objective(net, batch, table, clock)  # (b,)
-        optimizer.zero_grad()
+        parameters.zero_grad()
         torch.autograd.backward(losses.mean())
         if recipe.clip_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, recipe.clip_norm, foreach=True)
+            nn.utils.clip_grad_norm_(parameters.vectors, recipe.clip_norm, foreach=True)
         optimizer.step()
         method.after_step(net, batch, table, clock)
         total += float(losses.detach().sum())

@@ -1,0 +1,58 @@
+"""A network's parameters as a few long vectors, so that a step of the optimiser is a few operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+class FlatParameters:
+    """Vectors that the network's parameters, and their gradients, are views of until :meth:`release`.
+
+    With a dozen small parameters most of a step's time is calls, not arithmetic: clipping, step and zeroing
+    of gradients took a fifth of the training on Birdsong-MIPL, and take a twentieth on vectors.
+    """
+
+    def __init__(self, shares: Iterable[tuple[float, list[nn.Parameter]]]) -> None:
+        self._parameters: list[nn.Parameter] = []
+        vectors: dict[tuple[float, torch.dtype], list[nn.Parameter]] = {}
+        for share, parameters in shares:
+            for p in parameters:
+                if p.requires_grad and all(p is not q for q in self._parameters):
+                    vectors.setdefault((share, p.dtype), []).append(p)
+                    self._parameters.append(p)
+        self.groups = [
+            {"params": [self._flatten(own)], "share": share} for (share, _), own in vectors.items()
+        ]
+        self.vectors: list[nn.Parameter] = [group["params"][0] for group in self.groups]  # type: ignore[index]
+
+    @staticmethod
+    def _flatten(parameters: list[nn.Parameter]) -> nn.Parameter:
+        flat = nn.Parameter(torch.cat([p.new_zeros(p.numel()) for p in parameters]))
+        flat.grad = torch.zeros_like(flat)
+        start = 0
+        for p in parameters:
+            # the strides stay: a convolution's weights keep their channels last
+            place = p.shape, p.stride() if _dense(p) else p.contiguous().stride(), start
+            view = flat.detach().as_strided(*place)
+            p.data, p.grad = view.copy_(p.detach()), flat.grad.as_strided(*place)
+            start += p.numel()
+        return flat
+
+    def zero_grad(self) -> None:
+        """Set all gradients to zero."""
+        for vector in self.vectors:
+            assert vector.grad is not None
+            vector.grad.zero_()
+
+    def release(self) -> None:
+        """Give every parameter its own memory again, and no gradient."""
+        for p in self._parameters:
+            p.data, p.grad = p.detach().clone(), None
+
+
+def _dense(p: Tensor) -> bool:
+    """Return whether the values fill their memory without gaps or overlaps."""
+    return p.is_contiguous() or (p.ndim == 4 and p.is_contiguous(memory_format=torch.channels_last))
