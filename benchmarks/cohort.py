@@ -3,42 +3,50 @@
     python benchmarks/cohort.py [--slides 60] [--patches 200 20000] [--width 512] [--epochs 3]
 
 For each layout a cohort is written to a temporary folder, a fresh process trains on it, and the folder is
-deleted. Prints one line of JSON a layout: peak memory above the interpreter's with the library imported.
+deleted. Prints one line of JSON a layout: peak anonymous memory above the interpreter's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+from measuring import Json, anonymous_mb, call, scratch
 
 LAYOUTS = ("clam", "clam-pt", "trident", "stamp", "npy", "npz")
 CLASSES = ("normal", "serrated", "tumour")
 
-TRAIN = """
-import json, resource, sys, time, torch
-import h5py, numpy, sklearn.base, pyarrow.csv
-from mipl.data.formats.h5 import open_folder
-from mipl.estimators import make_classifier
-from pathlib import Path
-torch.set_num_threads(1)
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-before = peak()
-bags = open_folder(Path(sys.argv[1]), Path(sys.argv[2]))
-started = time.perf_counter()
-model = make_classifier("sam-cn", epochs=int(sys.argv[3]), random_state=0).fit(bags)
-print(json.dumps({"instances": int(bags.sizes.sum()), "interpreter_mb": before, "above_mb": peak() - before,
-                  "seconds": time.perf_counter() - started, "loss": model.history_["loss"]}))
-"""
+
+def train(features: str, table: str, epochs: int) -> Json:
+    """Train on a cohort in this process; return its memory before and what it was."""
+    import h5py  # noqa: F401 (libraries that reading and training load are not their memory)
+    import pyarrow.csv  # noqa: F401
+    import sklearn.base  # noqa: F401
+    import torch
+
+    from mipl.data.formats.h5 import open_folder
+    from mipl.estimators import make_classifier
+
+    torch.set_num_threads(1)
+    before = anonymous_mb()
+    bags = open_folder(Path(features), Path(table))
+    started = time.perf_counter()
+    model = make_classifier("sam-cn", epochs=epochs, random_state=0).fit(bags)
+    return {
+        "instances": int(bags.sizes.sum()),
+        "interpreter_mb": before,
+        "seconds": time.perf_counter() - started,
+        "loss": model.history_["loss"],
+    }
 
 
-def write_slide(layout: str, root: Path, name: str, features: np.ndarray, coords: np.ndarray) -> None:
+def write_slide(layout: str, root: Path, name: str, features: NDArray[Any], coords: NDArray[Any]) -> None:
     if layout in ("clam-pt", "npy", "npz"):
         folder = root / "F" / ("pt_files" if layout == "clam-pt" else "")
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,17 +91,21 @@ def write_cohort(layout: str, root: Path, slides: int, patches: tuple[int, int],
     return table
 
 
-def measure(layout: str, slides: int, patches: tuple[int, int], width: int, epochs: int) -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as folder:
-        table = write_cohort(layout, Path(folder), slides, patches, width)
-        size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-        done = subprocess.run(
-            [sys.executable, "-c", TRAIN, f"{folder}/F", str(table), str(epochs)],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    return {"layout": layout, "slides": slides, "disk_mb": size / 2**20, **json.loads(done.stdout)}
+def measure(
+    layout: str,
+    slides: int,
+    patches: tuple[int, int],
+    width: int,
+    epochs: int,
+    parent: Path | None = None,
+) -> Json:
+    """Train on a cohort that is written to ``parent`` and deleted; return sizes, times and memory."""
+    with scratch(parent) as folder:
+        table = write_cohort(layout, folder, slides, patches, width)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        done = call("cohort", "train", threads=1, features=f"{folder}/F", table=str(table), epochs=epochs)
+    above = done["peak_anon_mb"] - done["interpreter_mb"]
+    return {"layout": layout, "slides": slides, "disk_mb": size / 2**20, "above_mb": above, **done}
 
 
 def main() -> None:
