@@ -1,0 +1,126 @@
+"""Larger than memory: one epoch on a memory-mapped set, its anonymous memory and the bytes it asks for."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+import cohort
+from measuring import Json, Row, anonymous_mb, call
+from mipl.data.bags import Bags
+from mipl.estimators import make_classifier
+
+CLASSES = 4
+ROOM = 1.2  # free disk for this many times the set
+
+
+class CountedMap(np.memmap[Any, np.dtype[np.float32]]):
+    """A memory map that counts the bytes asked of it.
+
+    The system's counters cannot: a page in its cache is read without a trace, and that is where a file just
+    written is. What is asked of a slice is counted when the slice is taken.
+    """
+
+    asked: ClassVar[int] = 0
+    whole: ClassVar[int] = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        part = super().__getitem__(key)
+        if self.nbytes == CountedMap.whole and isinstance(part, np.ndarray):
+            CountedMap.asked += part.nbytes
+        return part
+
+
+def write_set(path: Path, bags: int, instances: int, width: int) -> None:
+    """Write bags × instances × width single-precision numbers, a tenth of each bag shifted by its class."""
+    block = np.random.default_rng(0).standard_normal((instances, width), dtype=np.float32)
+    with path.open("wb") as file:
+        for i in range(bags):
+            bag = np.roll(block, i, axis=1)  # cheaper than new numbers, and no two bags are the same
+            bag[: max(1, instances // 10), i % CLASSES] += 5
+            file.write(bag.data)
+
+
+def open_set(path: Path, bags: int, instances: int, width: int) -> Bags:
+    """Return the set as memory-mapped bags with two candidates each."""
+    labels = np.arange(bags) % CLASSES
+    candidates = np.zeros((bags, CLASSES), dtype=np.bool_)
+    candidates[np.arange(bags), labels] = True
+    candidates[np.arange(bags), (labels + 1 + np.arange(bags) // CLASSES % (CLASSES - 1)) % CLASSES] = True
+    source = CountedMap(path, dtype=np.float32, mode="r", shape=(bags * instances, width))
+    CountedMap.whole, CountedMap.asked = source.nbytes, 0
+    return Bags(
+        source=source,
+        starts=np.arange(bags, dtype=np.int64) * instances,
+        sizes=np.full(bags, instances, dtype=np.int64),
+        classes=tuple(range(CLASSES)),
+        ids=np.arange(bags).astype(np.str_),
+        candidates=candidates,
+        labels=labels.astype(np.int64),
+    )
+
+
+def train(path: str, bags: int, instances: int, width: int, epochs: int = 1) -> Json:
+    """Train on the set in this process; return seconds and passes over the bytes, stage by stage."""
+    before, started = anonymous_mb(), time.perf_counter()
+    data = open_set(Path(path), bags, instances, width)
+    whole, opened, ends = CountedMap.whole, CountedMap.asked, []
+    model = make_classifier("sam-cn", epochs=epochs)
+    model.fit(data, report=lambda epoch, note="": ends.append(CountedMap.asked))
+    return {
+        "before_mb": before,
+        "seconds": time.perf_counter() - started,
+        "epoch_seconds": model.history_["seconds"],
+        "loss": model.history_["loss"],
+        "passes": CountedMap.asked / whole,
+        "passes_by_stage": {
+            "opening": opened / whole,
+            "scaling and first epoch": (ends[0] - opened) / whole,
+            "further epochs": (ends[-1] - ends[0]) / whole,
+            "after": (CountedMap.asked - ends[-1]) / whole,
+        },
+    }
+
+
+def fitting_bags(free: int, bags: int, instances: int, width: int) -> int:
+    """Return how many of the bags have room in ``free`` bytes of disk."""
+    return min(bags, int(free / (ROOM * 4 * instances * width)))
+
+
+def section(scratch: Path, quick: bool) -> Json:
+    """Train one epoch on 1,000 bags × 5,000 × 512 (10 GB), and on a small cohort of slide files."""
+    wanted, instances, width = (20, 100, 32) if quick else (1000, 5000, 512)
+    bags = fitting_bags(shutil.disk_usage(scratch).free, wanted, instances, width)
+    said = []
+    if bags < 2 * CLASSES:
+        return {"rows": [], "said": ["There is no room on the disk for the memory-mapped set."], "data": {}}
+    if bags < wanted:
+        said.append(f"The disk has room for {bags} of {wanted} bags: the set is smaller than it should be.")
+    path = scratch / "mapped.f32"
+    started = time.perf_counter()
+    write_set(path, bags, instances, width)
+    written, size = time.perf_counter() - started, path.stat().st_size / 2**30
+    found = call("mapped", "train", threads=1, path=str(path), bags=bags, instances=instances, width=width)
+    path.unlink()
+    slides = (4, (20, 40), 16) if quick else (40, (200, 8000), 512)
+    folder = cohort.measure("clam", *slides, epochs=1, parent=scratch)
+    title = f"{bags:,} bags × {instances:,} × {width} in a mapped file ({size:.1f} GB)"
+    stages = ", ".join(f"{name} {value:.2f}" for name, value in found["passes_by_stage"].items())
+    rows = [
+        Row(
+            f"{title}, most anonymous memory", found["peak_anon_mb"], "MB", at_most=1.5 * 1024,
+            note=f"{found['before_mb']:.0f} MB before",
+        ),
+        Row(f"{title}, passes over the bytes with one epoch", found["passes"], at_most=2.0, note=stages),
+        Row(f"{title}, one epoch, one thread", found["epoch_seconds"][0], "s",
+            note=f"{found['seconds']:.0f} s with everything, written in {written:.0f} s"),
+        Row(
+            f"a folder of {slides[0]} slides ({folder['disk_mb']:.0f} MB), memory above the interpreter's",
+            float(folder["above_mb"]), "MB", at_most=max(600.0, 0.6 * float(folder["disk_mb"])),
+        ),
+    ]  # fmt: skip
+    return {"rows": rows, "said": said, "data": {"mapped": found, "folder": folder, "write_seconds": written}}
