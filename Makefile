@@ -6,12 +6,13 @@ OUT ?= demo
 # One thread a process: the tests and the demo run one process a core.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test setup lint clean
+.PHONY: demo test bench setup lint clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train a calibrated and two uncalibrated models, write $(OUT)/index.html"
 	@echo "make test   lint, types and the whole test suite"
+	@echo "make bench  measure speed and memory (about 15 minutes on a quiet machine), fill in docs/speed.md"
 	@echo "make setup  only create .venv and install"
 
 setup: .venv/.installed
@@ -34,6 +35,10 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --durations=10
+
+# Each side of a comparison has its own number of threads; BENCH="--only loading --raw DIR" and so on.
+bench: setup
+	env -u OMP_NUM_THREADS $(BIN)/python benchmarks/bench.py $(BENCH)
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis demo
