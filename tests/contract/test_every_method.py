@@ -23,7 +23,7 @@ def test_every_name_of_the_paper_is_there():
     attentions = ("dam", "sam", "mam")
     expected = {f"{a}-{c}" for a in attentions for c in ("cc", "cn", "mdl")}
     expected |= {f"{a}-{c}" for a in ("sam", "mam") for c in ("fl", "ifl", "ls")}
-    expected |= {"demipl", "elimipl", "miplma", "promipl", "fastmipl", "agopmipl"}
+    expected |= {"demipl", "elimipl", "miplma", "promipl", "fastmipl", "miplgp", "agopmipl"}
     expected |= {"proden", "lws", "pop", "pop-cc", "pop-cn"}
     assert expected <= set(METHODS)
 
