@@ -123,7 +123,8 @@ def commands(wanted: Sequence[Sequence[str]], threads: int | None = None) -> lis
             out.seek(0)
             errors.seek(0)
             if process.returncode:
-                raise RuntimeError(f"{' '.join(words)} failed: {errors.read().decode()[-2000:]}")
+                reason = errors.read().decode()[-2000:] or out.read().decode()[-2000:]
+                raise RuntimeError(f"{' '.join(words)} ended with code {process.returncode}: {reason}")
             results.append(json.loads(out.read()))
     return [
         {**result, "peak_anon_mb": peak, "wall_seconds": wall}
