@@ -89,7 +89,7 @@ def test_methods_lists_and_shows(capsys):
     shown = json.loads(out)
     settings = {row["name"]: row for row in shown["settings"]}
     assert settings["attention"]["stable"] == settings["attention"]["paper"] == "mam"
-    assert (settings["tau_decay"]["stable"], settings["tau_decay"]["paper"]) == (0.9, 0.95)
+    assert (settings["tau_decay"]["stable"], settings["tau_decay"]["paper"]) == (0.5, 0.95)
     assert shown["advice"]
     assert shown["cost"]
     assert {"stable", "paper"} <= set(shown["recipes"][0])

@@ -169,8 +169,6 @@ def test_weights_are_the_output_after_the_step_without_dropout(name):
     batch = dataclasses.replace(batch, instances=batch.instances.double())
     before, memory = table.weights.clone(), {key: value.clone() for key, value in table.memory.items()}
     net.train()
-    method.after_step(net, batch, table, WARM)  # in the warm-up nothing moves
-    assert torch.equal(table.weights, before)
     method.after_step(net, batch, table, CLOCK)
     assert net.training
     scores = numpy_scores(net, bags, "mean")
@@ -278,7 +276,7 @@ def test_a_purified_training_is_resumed_bit_for_bit(name, tmp_path):
         pass
 
     def stop(done, note=""):
-        if done == 5:
+        if done == 3:
             raise StopHereError
 
     whole = make_classifier(name, **made).fit(bags, checkpoint=tmp_path / "whole")

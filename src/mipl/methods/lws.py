@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,12 @@ class LWS(PartialLabelMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_weights(beta=self.beta)
+
+    @classmethod
+    def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:
+        """Under ``stable``, β = 1: with 2, no to every class is a minimum that large steps fall into."""
+        shared = super().recommended(recipe, dataset, r)
+        return {**shared, "beta": 1.0} if recipe == "stable" else shared
 
     def prepare(self, net: PooledNetwork, loader: BagLoader, table: PseudoLabels, seed: int) -> None:
         """Start with uniform weights on the non-candidates too; none where every label is a candidate."""

@@ -63,15 +63,11 @@ class PartialLabelMethod(Method):
         return logits.log_softmax(dim=1)
 
     def after_step(self, net: PooledNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> None:
-        """Derive the next epoch's weights from the output after the step, without dropout.
-
-        During the recipe's warm-up the weights stay as they are.
-        """
-        if clock.gamma > 0.0:
-            net.eval()
-            with torch.no_grad():
-                self.reweigh(net(batch.instances, batch.sizes), batch, table)
-            net.train()
+        """Derive the next epoch's weights from the output after the step, without dropout."""
+        net.eval()
+        with torch.no_grad():
+            self.reweigh(net(batch.instances, batch.sizes), batch, table)
+        net.train()
 
     def reweigh(self, logits: Tensor, batch: BagBatch, table: PseudoLabels) -> None:
         """Set w to the prediction normalised over the candidates: Eq. 15 with α = 0."""

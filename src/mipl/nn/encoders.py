@@ -44,11 +44,18 @@ class Dropout(nn.Module):
         return x * kept.to(x.dtype).mul_(256 / (256 - dropped))
 
 
-class InputDropout(Dropout):
-    """Dropout of scaled features or pixels in training; the recipe sets its share, 0 until then."""
+class PixelDropout(Dropout):
+    """Dropout of an image's pixels in training; the recipe sets its share, 0 until then.
+
+    Vectors (N, d) pass untouched: what a pixel says its neighbours say too, a feature stands alone.
+    """
 
     def __init__(self) -> None:
         super().__init__(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, …) -> (N, …)."""
+        return x if x.ndim == 2 else super().forward(x)
 
 
 class FeatureEncoder(nn.Sequential):

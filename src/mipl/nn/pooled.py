@@ -7,7 +7,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mipl.nn.encoders import InputDropout
 from mipl.nn.segments import segment_ids, segment_sum
 
 Pooling = Literal["mean", "maxmin"]
@@ -31,12 +30,11 @@ class PooledNetwork(nn.Module):
         super().__init__()
         self.scaling = scaling
         self.pooling = pooling
-        self.input_dropout = InputDropout()
         self.encoder = encoder
         self.head = head
 
     def forward(self, instances: Tensor, sizes: Tensor) -> Tensor:
         """Scale, pool, encode, classify."""
         vectors = pool(self.scaling(instances), sizes, self.pooling)  # (b, d) or (b, 2d)
-        logits: Tensor = self.head(self.encoder(self.input_dropout(vectors)))
+        logits: Tensor = self.head(self.encoder(vectors))
         return logits

@@ -54,13 +54,13 @@ class _WeightedSum(torch.autograd.Function):
 
 def segment_softmax(scores: Tensor, segments: Tensor, bags: int) -> Tensor:
     """Softmax within bags: scores (N,), segments (N,) -> (N,), summing to 1 in every bag."""
-    weights: Tensor = _Softmax.apply(scores, segments, bags)
+    weights: Tensor = _Softmax.apply(scores, segments, bags)  # type: ignore[no-untyped-call]
     return weights
 
 
 def segment_weighted_sum(weights: Tensor, h: Tensor, segments: Tensor, bags: int) -> Tensor:
     """Sum within bags of weights (N,) times vectors h (N, L) -> (bags, L)."""
-    z: Tensor = _WeightedSum.apply(weights, h, segments, bags)
+    z: Tensor = _WeightedSum.apply(weights, h, segments, bags)  # type: ignore[no-untyped-call]
     return z
 
 

@@ -23,6 +23,7 @@ ALPHA: dict[str, Schedule] = {
 # Factor on the method's own γ.
 GAMMA: dict[str, Schedule] = {
     "constant": lambda t, T: 1.0,
+    "rising": lambda t, T: min(1.0, t / (0.3 * T)),
 }
 # Factor on the learning rate.
 RATE: dict[str, Schedule] = {
@@ -36,18 +37,20 @@ class Recipe:
     """Optimiser, schedules and warm-up; each part is replaceable on its own."""
 
     epochs: int = setting(100, "T, passes over the training bags")
-    batch_size: int | None = setting(4, "bags a step; none: all of them")
+    batch_size: int | None = setting(8, "bags a step; none: all of them")
     optimizer: Literal["sgd", "adamw"] = setting("adamw", "adamw, or sgd (momentum 0.9, Nesterov)")
-    lr: float = setting(3e-3, "learning rate at the start")
+    lr: float = setting(6e-3, "learning rate at the start")
     weight_decay: float = setting(1e-2, "weight decay")
     instance_dropout: float = setting(0.1, "share of a bag's instances left out of a step")
-    input_dropout: float = setting(0.0, "share of features or pixels dropped in training")
+    pixel_dropout: float = setting(0.1, "share of an image's pixels dropped in training")
     fan_in: int | None = setting(40, "inputs above which an encoder layer's rate falls; none: never")
     rate: Literal["cosine", "constant"] = setting("cosine", "course of the learning rate: cosine or constant")
     clip_norm: float | None = setting(1.0, "largest norm of a step's gradient; none: no clipping")
     alpha: Literal["momentum"] = setting("momentum", "course of α in Eq. 15")
-    gamma_course: Literal["constant"] = setting("constant", "course of the factor on γ")
-    warmup: float = setting(0.5, "share of the epochs, the first ones, with the initial weights and γ = 0")
+    gamma_course: Literal["constant", "rising"] = setting(
+        "rising", "factor on γ after the warm-up: constant, or rising from 0 to 1 in the first 30%"
+    )
+    warmup: float = setting(0.5, "share of the epochs, the first ones, with w = p̃ and γ = 0: set likelihood")
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
@@ -65,7 +68,7 @@ class Recipe:
                 f"lr = {self.lr} and clip_norm = {self.clip_norm} must be above 0, "
                 f"weight_decay = {self.weight_decay} at least 0."
             )
-        for name in ("instance_dropout", "input_dropout"):
+        for name in ("instance_dropout", "pixel_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise SettingError(f"{name} = {getattr(self, name)} must be in [0, 1).")
         if self.fan_in is not None and self.fan_in < 1:
@@ -114,18 +117,25 @@ class Recipe:
 
     @property
     def warmup_epochs(self) -> int:
-        """The number of epochs of the warm-up, in which the network learns before its labels do."""
+        """The number of epochs of the warm-up, in which the loss is the likelihood of the candidate sets.
+
+        With w = p̃ (α = 0) and γ = 0 the gradient of Σ_S −w log p is that of −log Σ_S p. Uniform weights in
+        its place teach a network to give false positives their share, and once it knows the truth, to learn
+        them by heart; w and γ released at once lock on to what the first steps happen to prefer.
+        """
         return math.floor(self.warmup * self.epochs)
 
     def alpha_at(self, epoch: int, *, after: bool = False) -> float:
-        """Return α of Eq. 15; 1 (weights kept) during the warm-up, and the course counted from its end.
+        """Return α of Eq. 15; 0 (w = p̃) during the warm-up, and the course counted from its end.
 
-        Weights that are updated before the loss keep their initial values in the first epoch (Algorithm 1).
+        Weights that are updated before the loss keep their values in the course's first epoch (Algorithm 1).
         Those updated ``after`` it, as the earlier methods do, are seen an epoch later: there the course is
         one epoch behind, (T − t + 1)/T.
         """
         t, T = epoch - self.warmup_epochs, self.epochs - self.warmup_epochs
-        if t < 1 or (t == 1 and not after):
+        if t < 1:
+            return 0.0
+        if t == 1 and not after:
             return 1.0
         return ALPHA[self.alpha](t - 1 if after else t, T)
 
@@ -148,8 +158,10 @@ RECIPES: dict[str, Recipe] = {
         lr=0.01,
         weight_decay=1e-4,
         instance_dropout=0.0,
+        pixel_dropout=0.0,
         fan_in=None,
         clip_norm=None,
+        gamma_course="constant",
         warmup=0.0,
     ),
 }

@@ -16,7 +16,7 @@ from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader
 from mipl.errors import TrainingError
 from mipl.methods.base import Clock, Method
-from mipl.nn.encoders import InputDropout
+from mipl.nn.encoders import PixelDropout
 from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for, seed_for
 from mipl.training.checkpoint import load_checkpoint, save_checkpoint
@@ -67,8 +67,8 @@ def train(
         net.eval()
         return own
     for module in net.modules():
-        if isinstance(module, InputDropout):
-            module.p = recipe.input_dropout
+        if isinstance(module, PixelDropout):
+            module.p = recipe.pixel_dropout
     parameters = FlatParameters(recipe.shares(net))
     optimizer = recipe.make_optimizer(parameters)
     spec: Mapping[str, Any] = training_spec(method, bags, recipe, seed) if checkpoint else {}
