@@ -396,16 +396,20 @@ def _check_training(bags: Bags) -> None:
 
 
 def _fit_scaling(scaling: Standardize, bags: Bags) -> None:
-    """Set mean and deviation of the training instances, in double precision and one pass."""
-    count, total, squares = 0, torch.zeros(()), torch.zeros(())
-    shift = torch.from_numpy(np.array(bags[0].instances[0], dtype=np.float64))  # against cancellation
-    for batch in BagLoader(bags).in_order():
-        values = batch.instances.double() - shift
-        count += len(values)
-        total = total + values.sum(dim=0)
-        squares = squares + (values**2).sum(dim=0)
-    mean = total / count
-    std = (squares / count - mean**2).clamp(min=0).sqrt()
+    """Set mean and deviation of the training instances, in double precision, in the pass of the digest."""
+    total, squares = torch.zeros((2, *bags.feature_shape), dtype=torch.float64)
+    unit = 255.0 if bags.source.dtype == np.uint8 else 1.0  # as BagLoader has it
+    # against cancellation
+    shift = torch.from_numpy(np.array(bags[0].instances[0], dtype=np.float64)) / unit
+
+    def add(block: NDArray[Any]) -> None:
+        values = torch.from_numpy(np.array(block, dtype=np.float32)).double() / unit - shift
+        total.add_(values.sum(dim=0))
+        squares.add_((values**2).sum(dim=0))
+
+    bags.digest(visit=add)
+    mean = total / int(bags.sizes.sum())
+    std = (squares / int(bags.sizes.sum()) - mean**2).clamp(min=0).sqrt()
     # A feature that does not vary carries nothing: it is centred, and not blown up.
     varies = std > 1e-7 * (1 + (mean + shift).abs())
     scaling.mean.copy_(mean + shift)

@@ -15,5 +15,5 @@ from cohort import measure
 def test_memory_does_not_hold_the_cohort(layout):
     row = measure(layout, slides=80, patches=(3000, 5000), width=512, epochs=1)
     assert row["disk_mb"] > 560
-    assert row["above_mb"] < 0.6 * row["disk_mb"]  # a step holds four slides of eighty, and their gradients
+    assert row["above_mb"] < 0.75 * row["disk_mb"]  # a step holds eight slides of eighty, and gradients
     assert row["loss"][0] < 2.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -152,11 +152,14 @@ class Bags:
         save_npz(self, Path(path))
 
     @classmethod
-    def load(cls, path: str | Path) -> Bags:
-        """Read an ``.npz`` file written by :meth:`save`."""
+    def load(cls, path: str | Path, *, mapped: bool = False) -> Bags:
+        """Read an ``.npz`` file written by :meth:`save`.
+
+        ``mapped``: leave the instances (vectors) in the file, and read those of a bag when it is asked for.
+        """
         from mipl.data.formats.npz import load_npz
 
-        return load_npz(Path(path))
+        return load_npz(Path(path), mapped=mapped)
 
     # ---- reading -----------------------------------------------------------------------------------
 
@@ -253,15 +256,36 @@ class Bags:
             return self
         return self.keep_instances([np.arange(size) for size in self.sizes])
 
-    def digest(self) -> str:
-        """Return a hash of instances, sizes, candidate sets, labels, weights and classes."""
+    def blocks(self, rows: int = 8192) -> Iterator[Array]:
+        """Yield the instances of these bags in order, at most ``rows`` (n, *feature_shape) at a time."""
+        ends = self.starts + self.sizes
+        breaks = np.flatnonzero(self.starts[1:] != ends[:-1]) + 1  # bags that do not follow each other
+        for part in np.split(np.arange(len(self)), breaks):
+            if len(part):
+                first, last = int(self.starts[part[0]]), int(ends[part[-1]])
+                for start in range(first, last, rows):
+                    yield self.source[start : min(start + rows, last)]
+
+    def digest(self, visit: Callable[[Array], None] | None = None) -> str:
+        """Return a hash of instances, sizes, candidate sets, labels, weights and classes.
+
+        ``visit`` sees the instances, block by block, on the way: data too large for memory are read once for
+        both. The hash is kept, and without ``visit`` nothing is read again.
+        """
+        known: str | None = self.__dict__.get("_digest")
+        if known is None or visit is not None:
+            known = self._hash(visit)
+            object.__setattr__(self, "_digest", known)
+        return known
+
+    def _hash(self, visit: Callable[[Array], None] | None) -> str:
         state = hashlib.blake2b(digest_size=16)
         state.update(json.dumps([list(self.classes), self.feature_shape, str(self.source.dtype)]).encode())
         state.update(str((int(self.sizes.sum()), *self.feature_shape)).encode())
-        for start, size in zip(self.starts.tolist(), self.sizes.tolist(), strict=True):
-            state.update(
-                np.ascontiguousarray(self.source[start : start + size]).data
-            )  # bag by bag: little memory
+        for block in self.blocks():
+            state.update(np.ascontiguousarray(block).data)
+            if visit is not None:
+                visit(block)
         for array in (self.sizes, self.candidates, self.labels, self.weights):
             state.update(str(None if array is None else array.shape).encode())
             state.update(b"" if array is None else np.ascontiguousarray(array).tobytes())

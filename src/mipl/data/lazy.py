@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import struct
 import warnings
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from mipl.errors import DataError, StorageError
 
 Array = NDArray[Any]
 SUFFIXES = (".h5", ".hdf5", ".pt", ".npy", ".npz")
+GAP = 32  # rows that are rather read in vain than left out by reading twice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +74,7 @@ class FileArray:
         rows = np.arange(*key.indices(len(self))) if isinstance(key, slice) else np.asarray(key)
         result = np.empty((len(rows), self.shape[1]), dtype=self.dtype)
         owner = np.searchsorted(self.starts, rows, side="right") - 1
-        for start, stop in _runs(owner):
+        for start, stop in _runs(owner, rows):
             part = self.parts[owner[start]]
             local = rows[start:stop] - self.starts[owner[start]]
             first = int(local.min())
@@ -95,8 +98,12 @@ def open_array(path: Path, key: str) -> Iterator[Any]:
         elif path.suffix == ".pt":
             yield _load_pt(path)
         elif path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as content:
-                yield content[key]
+            mapped = map_npz(path, key)
+            if mapped is not None:
+                yield mapped
+            else:
+                with np.load(path, allow_pickle=False) as content:
+                    yield content[key]
         else:
             yield np.load(path, mmap_mode="r", allow_pickle=False)
     except (StorageError, DataError):
@@ -106,6 +113,29 @@ def open_array(path: Path, key: str) -> Iterator[Any]:
             f"{path} cannot be read as features ({type(error).__name__}: {_first_line(error)}): "
             "write the file again, or leave the slide out."
         ) from error
+
+
+def map_npz(path: Path, key: str) -> Array | None:
+    """Return an array of an ``.npz`` file as a memory map; None if it is compressed, or not plain rows."""
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo(f"{key}.npy")
+    if member.compress_type != zipfile.ZIP_STORED:
+        return None
+    with path.open("rb") as file:
+        # the member's own header is before its data, and its extra field may differ from the directory's
+        file.seek(member.header_offset + 26)
+        name, extra = struct.unpack("<HH", file.read(4))
+        file.seek(member.header_offset + 30 + name + extra)
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else None
+        if version == (2, 0):
+            read_header = np.lib.format.read_array_header_2_0
+        if read_header is None:
+            return None
+        shape, column_major, dtype = read_header(file)
+        if column_major or dtype.hasobject or not np.prod(shape):
+            return None
+        return np.memmap(path, dtype=dtype, mode="r", offset=file.tell(), shape=shape)
 
 
 def array_names(path: Path) -> list[str]:
@@ -150,9 +180,10 @@ def _load_pt(path: Path) -> Array:
     return array
 
 
-def _runs(owner: Array) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of each run of equal values."""
-    edges = np.concatenate([[0], np.flatnonzero(np.diff(owner)) + 1, [len(owner)]])
+def _runs(owner: Array, rows: Array) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of each run of one owner without a gap between its rows."""
+    gaps = (np.diff(owner) != 0) | (np.abs(np.diff(rows)) > GAP)
+    edges = np.concatenate([[0], np.flatnonzero(gaps) + 1, [len(owner)]])
     return ((int(a), int(b)) for a, b in itertools.pairwise(edges) if b > a)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from pathlib import Path
 
 from mipl.data.bags import Bags
@@ -16,12 +18,23 @@ from mipl.data.formats.tidy import read_tidy, write_tidy
 from mipl.errors import SettingError, StorageError, suggest
 from mipl.files import check_folder, check_place
 
+MAPPED_ABOVE = 0.25  # share of the machine's memory above which an .npz file of bags is not read whole
+
 
 def _any_mat(path: Path) -> Bags:
     return read_partial_mat(path) if is_partial_mat(path) else read_mat(path)
 
 
-READERS = {".npz": load_npz, ".mat": _any_mat, ".csv": read_tidy, ".tsv": read_tidy, ".parquet": read_tidy}
+def _any_npz(path: Path) -> Bags:
+    """Read bags, leaving instances that would fill much of the memory in their file."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if path.exists() and path.stat().st_size > MAPPED_ABOVE * memory:
+        with contextlib.suppress(StorageError):  # images and compressed files are read whole
+            return load_npz(path, mapped=True)
+    return load_npz(path)
+
+
+READERS = {".npz": _any_npz, ".mat": _any_mat, ".csv": read_tidy, ".tsv": read_tidy, ".parquet": read_tidy}
 WRITERS = {
     ".npz": save_npz,
     ".mat": write_mat,

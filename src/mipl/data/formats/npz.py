@@ -10,6 +10,7 @@ import numpy as np
 
 from mipl.data.bags import Bags
 from mipl.data.candidates import check_classes
+from mipl.data.lazy import FileArray, Part, map_npz
 from mipl.errors import DataError, StorageError
 from mipl.files import atomic_file
 
@@ -47,12 +48,20 @@ def save_npz(bags: Bags, path: Path) -> None:
         )
 
 
-def load_npz(path: Path) -> Bags:
-    """Read bags written by :func:`save_npz`; anything else is refused with a sentence."""
+def load_npz(path: Path, *, mapped: bool = False) -> Bags:
+    """Read bags written by :func:`save_npz`; anything else is refused with a sentence.
+
+    ``mapped``: the instances stay in the file, see :meth:`Bags.load`.
+    """
     try:
         with path.open("rb") as file:
             stored = np.load(file, allow_pickle=False)
-            content: dict[str, Any] = dict(stored) if isinstance(stored, np.lib.npyio.NpzFile) else {}
+            archive = stored if isinstance(stored, np.lib.npyio.NpzFile) else None
+            content: dict[str, Any] = (
+                {name: archive[name] for name in archive.files if not mapped or name != "instances"}
+                if archive is not None
+                else {}
+            )
         if "meta" not in content:
             raise StorageError(f"{path} does not hold bags: make such a file with Bags.save.")
         meta = json.loads(str(content["meta"]))
@@ -62,7 +71,7 @@ def load_npz(path: Path) -> Bags:
             )
         offsets = content["offsets"]
         return Bags(
-            source=content["instances"],
+            source=_mapped_instances(path) if mapped else content["instances"],
             starts=offsets[:-1],
             sizes=np.diff(offsets),
             classes=check_classes(meta["classes"]),
@@ -84,3 +93,12 @@ def load_npz(path: Path) -> Bags:
             f"{path} is damaged or is not an .npz of bags ({type(error).__name__}: {error}); "
             "make such a file with Bags.save."
         ) from error
+
+
+def _mapped_instances(path: Path) -> FileArray:
+    instances = map_npz(path, "instances")
+    if instances is None or instances.ndim != 2:
+        raise StorageError(
+            f"The instances of {path} cannot be mapped: they are compressed, or no vectors; load them whole."
+        )
+    return FileArray([Part(path, "instances", instances.shape, instances.dtype)], instances.dtype)
