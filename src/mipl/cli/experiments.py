@@ -174,7 +174,9 @@ def run(
 def results(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of records that 'mipl run' left.")],
     dataset: Annotated[str | None, typer.Option("--dataset", help="Only this data set.")] = None,
-    method: Annotated[str | None, typer.Option("--method", help="Only this method.")] = None,
+    methods: Annotated[
+        str | None, typer.Option("--methods", help="Only these methods, separated by commas.")
+    ] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")] = False,
     as_json: JsonOpt = False,
 ) -> None:
@@ -187,7 +189,7 @@ def results(
     rows = [
         row
         for row in result_rows(Store(folder))
-        if dataset in (None, row["dataset"]) and method in (None, row["method"])
+        if dataset in (None, row["dataset"]) and (methods is None or row["method"] in methods.split(","))
     ]
     if as_json:
         print_json(rows)

@@ -1,0 +1,30 @@
+"""Write the tables of README.md and results/README.md anew from the records: `python results/tables.py`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mipl.records.store import Store
+from mipl.reports.results import markdown, result_rows
+
+HERE = Path(__file__).resolve().parent
+OURS = [f"{attention}-{competitor}" for attention in ("dam", "sam", "mam") for competitor in ("cc", "cn")]
+
+
+def tables() -> dict[Path, str]:
+    """Return for each page the table that belongs between its markers."""
+    rows = result_rows(Store(HERE / "records"))
+    ours = [row for row in rows if row["method"] in OURS and row["recipe"] == "stable" and not row["given"]]
+    return {HERE.parent / "README.md": markdown(ours), HERE / "README.md": markdown(rows)}
+
+
+def shown(page: Path) -> str:
+    """Return the table that a page has between its markers."""
+    (table,) = re.findall(r"<!-- results -->\n(.*?)\n<!-- /results -->", page.read_text("utf-8"), flags=re.S)
+    return str(table)
+
+
+if __name__ == "__main__":
+    for page, table in tables().items():
+        page.write_text(page.read_text("utf-8").replace(shown(page), table), "utf-8")
