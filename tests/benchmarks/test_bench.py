@@ -212,7 +212,11 @@ def test_temporary_data_are_deleted_when_a_benchmark_is_stopped(tmp_path):
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         words = [sys.executable, "-c", code, str(REPO / "benchmarks"), str(tmp_path)]
-        process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(  # SIGINT may be ignored here, for example in a shell's background
+            words,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         deadline = time.monotonic() + 30
         while not (list(tmp_path.iterdir()) and children.read_text()) and time.monotonic() < deadline:

@@ -70,6 +70,25 @@ def test_given_weights_with_a_history_are_cut_off_from_it():
     assert not table.update(torch.tensor([0]), torch.randn(1, 3), alpha=1.0).requires_grad
 
 
+@given(m=st.integers(2, 8), k=st.integers(2, 7), alpha=st.sampled_from([0.0, 0.3]), seed=SEEDS)
+@properties
+def test_with_a_prior_the_prediction_is_weighed_by_the_initial_weights(m, k, alpha, seed):
+    rng = np.random.default_rng(seed)
+    S = candidate_sets(m, k, rng)
+    initial = (rng.random((m, k)) + 0.01) * S
+    initial = (initial / initial.sum(axis=1, keepdims=True)).astype(np.float32)
+    logits = 2 * rng.standard_normal((m, k))
+    table = table_of(S, initial)
+    table.update(torch.arange(m), torch.tensor(logits), alpha, prior=True)
+    for i in range(m):
+        p = initial[i].astype(float) * np.exp(logits[i])
+        expected = alpha * initial[i] + (1 - alpha) * p / p.sum()
+        np.testing.assert_allclose(table.weights[i], expected, atol=1e-5)
+    uniform = table_of(S)
+    uniform.update(torch.arange(m), torch.tensor(logits), 0.0, prior=True)  # nothing given: no prior
+    np.testing.assert_allclose(uniform.weights, predicted(logits, S), atol=1e-5)
+
+
 # --- Eq. 15 ---
 
 

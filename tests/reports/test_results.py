@@ -56,7 +56,7 @@ def test_markdown_has_a_line_for_each_row(store):
 
 def test_the_command_line_filters(store, capsys):
     folder = str(store.root)
-    assert main(["results", folder, "--dataset", "birdsong-mipl", "--method", "dam-cn", "--json"]) == 0
+    assert main(["results", folder, "--dataset", "birdsong-mipl", "--methods", "dam-cn", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 2
     assert main(["results", folder, "--markdown"]) == 0
     assert capsys.readouterr().out.startswith("| data set |")
