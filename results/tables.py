@@ -27,4 +27,7 @@ def shown(page: Path) -> str:
 
 if __name__ == "__main__":
     for page, table in tables().items():
-        page.write_text(page.read_text("utf-8").replace(shown(page), table), "utf-8")
+        marked = "<!-- results -->\n{}\n<!-- /results -->"
+        page.write_text(
+            page.read_text("utf-8").replace(marked.format(shown(page)), marked.format(table)), "utf-8"
+        )
