@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import sklearn.exceptions
@@ -31,9 +31,14 @@ from mipl.nn.encoders import Standardize
 from mipl.nn.network import BagNetwork, Output
 from mipl.registry import settings_of
 from mipl.seeding import seed_for
+from mipl.training.parallel import Alone, Together
 from mipl.training.progress import Report, progress_bar
 from mipl.training.recipes import Recipe, make_recipe
+from mipl.training.scaling import fit_scaling
 from mipl.training.trainer import train
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 MODEL_FORMAT = "mipl-model-1"
 FloatArray = NDArray[np.float64]
@@ -124,13 +129,15 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         checkpoint: str | Path | None = None,
         report: Report | None = None,
+        fabric: Fabric | None = None,
     ) -> Self:
         """Train on bags with candidate sets and return the classifier.
 
         ``bags``: `Bags`, or a list of arrays (n, …) with ``y`` their candidates: a 0/1 array (m, k), or per
         bag an iterable of class indices or names. Where `Bags` carry candidate sets these are used and ``y``
         is not, so that labels given for cross-validation cannot leak into training. ``checkpoint``: a folder
-        that the state is written to after each epoch, and that training goes on from.
+        that the state is written to after each epoch, and that training goes on from. ``fabric``: a launched
+        Lightning Fabric, whose processes train the model together (docs/speed.md).
         """
         carried = isinstance(bags, Bags) and bags.candidates is not None
         bags = as_bags(bags, None if carried else y)
@@ -143,15 +150,16 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             torch.manual_seed(seed_for("init", seed))
             network = method.build(bags.feature_shape, bags.k, copy.deepcopy(self.encoder))
         if self.scale == "auto" and isinstance(getattr(network, "scaling", None), Standardize):
-            _fit_scaling(network.scaling, bags)  # type: ignore[arg-type]
-        with progress_bar("training", recipe.epochs, self.verbose and report is None) as bar:
+            fit_scaling(network.scaling, bags)  # type: ignore[arg-type]
+        shown = self.verbose and report is None and (fabric is None or fabric.is_global_zero)
+        with progress_bar("training", recipe.epochs, shown) as bar:
             history = train(
                 method,
                 network,
                 bags,
                 recipe,
                 seed,
-                device=_device(self.device),
+                group=Alone(_device(self.device)) if fabric is None else Together(fabric),
                 checkpoint=None if checkpoint is None else Path(checkpoint),
                 report=report or bar,
             )
@@ -239,7 +247,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             bags = dataclasses.replace(bags, source=bags.source.reshape(-1, *self.feature_shape_))
         self.network_.eval()
         loader = BagLoader(bags, next(self.network_.parameters()).device)
-        for batch in loader.in_order():
+        by_parts = BagNetwork.STORED if isinstance(self.network_, BagNetwork) else None
+        for batch in loader.in_order(stored=by_parts):
             with torch.inference_mode():
                 yield batch
 
@@ -393,27 +402,6 @@ def _check_training(bags: Bags) -> None:
         )
     if (bags.candidates.sum(axis=1) == 1).all():
         warnings.warn("Every bag has one candidate: this is ordinary supervision.", MiplNotice, stacklevel=3)
-
-
-def _fit_scaling(scaling: Standardize, bags: Bags) -> None:
-    """Set mean and deviation of the training instances, in double precision, in the pass of the digest."""
-    total, squares = torch.zeros((2, *bags.feature_shape), dtype=torch.float64)
-    unit = 255.0 if bags.source.dtype == np.uint8 else 1.0  # as BagLoader has it
-    # against cancellation
-    shift = torch.from_numpy(np.array(bags[0].instances[0], dtype=np.float64)) / unit
-
-    def add(block: NDArray[Any]) -> None:
-        values = torch.from_numpy(np.array(block, dtype=np.float32)).double() / unit - shift
-        total.add_(values.sum(dim=0))
-        squares.add_((values**2).sum(dim=0))
-
-    bags.digest(visit=add)
-    mean = total / int(bags.sizes.sum())
-    std = (squares / int(bags.sizes.sum()) - mean**2).clamp(min=0).sqrt()
-    # A feature that does not vary carries nothing: it is centred, and not blown up.
-    varies = std > 1e-7 * (1 + (mean + shift).abs())
-    scaling.mean.copy_(mean + shift)
-    scaling.std.copy_(torch.where(varies, std, torch.ones_like(std)))
 
 
 def _device(name: str) -> torch.device:

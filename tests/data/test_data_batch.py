@@ -138,3 +138,72 @@ def test_the_share_of_dropped_instances_is_the_one_asked_for():
     bags = many([100] * 50)
     kept = sum(len(b.instances) for b in BagLoader(bags).epoch(4, np.random.default_rng(0), 0.3))
     assert kept == pytest.approx(0.7 * 5000, rel=0.03)
+
+
+@given(
+    given_=arguments(),
+    size=st.integers(1, 9),
+    processes=st.integers(1, 4),
+    drop=st.sampled_from([0.0, 0.5]),
+    seed=st.integers(0, 99),
+)
+@quick
+def test_the_shares_of_a_batch_are_the_batch(given_, size, processes, drop, seed):
+    bags = Bags.from_list(**given_)
+    whole = list(BagLoader(bags).epoch(size, np.random.default_rng(seed), drop))
+    shares = [
+        list(BagLoader(bags, share=(rank, processes)).epoch(size, np.random.default_rng(seed), drop))
+        for rank in range(processes)
+    ]
+    for batch, *parts in zip(whole, *shares, strict=True):
+        instances = torch.split(batch.instances, batch.sizes.tolist())
+        wanted = dict(zip(batch.index.tolist(), instances, strict=True))
+        found = {}
+        for rank, part in enumerate(parts):
+            assert part.step == batch.step == len(batch.index)
+            for place, bag in zip(
+                part.index.tolist(), part.instances.split(part.sizes.tolist()), strict=True
+            ):
+                found[place * processes + rank] = bag
+            if bags.candidates is not None:
+                places = part.index * processes + rank
+                assert torch.equal(part.candidates, torch.tensor(bags.candidates)[places])
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[i], wanted[i]) for i in wanted)
+
+
+def test_batches_read_ahead_are_those_in_memory(tmp_path):
+    bags = many([3, 1, 4, 1, 5, 9, 2, 6])
+    bags.save(tmp_path / "bags.npz")
+    mapped = Bags.load(tmp_path / "bags.npz", mapped=True)
+    assert type(mapped.source) is not np.ndarray
+    pairs = zip(
+        BagLoader(bags).epoch(3, np.random.default_rng(0), 0.3),
+        BagLoader(mapped).epoch(3, np.random.default_rng(0), 0.3),
+        strict=True,
+    )
+    for ours, theirs in pairs:
+        assert ours.index.tolist() == theirs.index.tolist()
+        assert torch.equal(ours.instances, theirs.instances)
+
+
+def test_what_goes_wrong_while_reading_ahead_is_raised(tmp_path, monkeypatch):
+    many([3, 1, 4]).save(tmp_path / "bags.npz")
+    loader = BagLoader(Bags.load(tmp_path / "bags.npz", mapped=True))
+    batches = loader.epoch(1, np.random.default_rng(0))
+    next(batches)
+    monkeypatch.setattr(loader, "_read", lambda rows: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        list(batches)
+
+
+@given(given_=arguments(), part=st.integers(1, 7))
+@quick
+def test_stored_rows_are_the_instances_part_by_part(given_, part):
+    bags = Bags.from_list(**given_)
+    loader = BagLoader(bags)
+    for batch, whole in zip(loader.in_order(5, stored=0), loader.in_order(5), strict=True):
+        parts = list(batch.instances.parts(part))
+        assert all(len(found) == part for found in parts[:-1])
+        assert torch.equal(torch.cat(parts), whole.instances)
+        assert torch.equal(batch.sizes, whole.sizes)

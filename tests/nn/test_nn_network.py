@@ -501,3 +501,26 @@ def test_dropout_repeats_with_its_seed_and_scales_gradients():
     torch.testing.assert_close(*results, rtol=0, atol=0)
     results[0].sum().backward()
     torch.testing.assert_close(x.grad, torch.where(results[0] == 0, 0.0, 2.0))
+
+
+class Parts:
+    """Instances that are handed out a part at a time."""
+
+    def __init__(self, instances):
+        self.instances = instances
+
+    def parts(self, instances):
+        return iter(self.instances.split(instances))
+
+
+@ATTENTIONS
+def test_instances_by_parts_give_the_same(attention, monkeypatch):
+    net = enlarge(network((5,), attention=attention))
+    sizes = torch.tensor([1, 40, 3, 17])
+    instances = torch.randn(int(sizes.sum()), 5, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = net(instances, sizes)
+        monkeypatch.setattr(BagNetwork, "CHUNK", 7)
+        parts = net(Parts(instances), sizes)
+    for name, value in whole._asdict().items():
+        torch.testing.assert_close(getattr(parts, name), value, atol=1e-6, rtol=1e-5, msg=name)

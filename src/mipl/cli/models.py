@@ -100,6 +100,18 @@ def fit(
         Path | None,
         typer.Option("--checkpoint", metavar="DIR", help="Folder to keep the state in, and to go on from."),
     ] = None,
+    devices: Annotated[
+        int, typer.Option("--devices", min=1, help="Processes that train together on this machine.")
+    ] = 1,
+    nodes: Annotated[
+        int, typer.Option("--nodes", min=1, help="Machines; run the command on each, with NODE_RANK set.")
+    ] = 1,
+    accelerator: Annotated[
+        str, typer.Option("--accelerator", help="Of several devices: cpu, cuda, mps or auto.")
+    ] = "auto",
+    precision: Annotated[
+        str, typer.Option("--precision", help="32-true, or bf16-mixed for devices that have it.")
+    ] = "32-true",
     r: ROpt = None,
     raw: RawOpt = None,
     labels: LabelsOpt = None,
@@ -112,14 +124,17 @@ def fit(
     from mipl.data.sources import Source
     from mipl.estimators import make_classifier
     from mipl.files import check_folder
+    from mipl.training.parallel import launch
 
     bags = Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing).open()
     classifier = make_classifier(
         method, recipe=recipe, random_state=seed, verbose=not as_json, **read_settings(method, settings)
     )
     check_folder(out, "model.json")  # before an hour of training, not after it
+    # after everything that can be wrong with the command: one sentence, not one a process
+    fabric = launch(devices, nodes, accelerator, precision)
     try:
-        classifier.fit(bags, checkpoint=checkpoint)
+        classifier.fit(bags, checkpoint=checkpoint, fabric=fabric)
     except KeyboardInterrupt:
         kept = (
             f"the epochs finished so far are in {checkpoint}: the same command goes on from there"
@@ -128,6 +143,8 @@ def fit(
         )
         print(f"mipl: stopped; {kept}.", file=sys.stderr)
         raise typer.Exit(130) from None
+    if fabric is not None and not fabric.is_global_zero:
+        return  # the first process writes
     classifier.save(out)
     result = {
         "model": str(out),

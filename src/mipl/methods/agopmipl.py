@@ -67,6 +67,7 @@ class AGOPMIPL(AttentionMethod):
         "the prototypes after both were transformed by M^½. The loss is the momentum-based disambiguation "
         "loss."
     )
+    shared = False  # its prototypes and its metric need all bags at once
     citation = "Enhanced Multi-Instance Partial Label Learning via Average Gradient Outer Product. ICML 2026."
     advice = (
         "To try where key instances are hard to find; its authors report 70.6% on C-KMeans, where the CDL "

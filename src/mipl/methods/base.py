@@ -40,6 +40,7 @@ class Method(ABC):
     citation: ClassVar[str]
     advice: ClassVar[str] = ""  # when to use it
     cost: ClassVar[str] = ""  # what it takes in time and memory
+    shared: ClassVar[bool] = False  # whether processes that each see a share of the bags can train it
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:
@@ -95,6 +96,8 @@ class Method(ABC):
 @dataclasses.dataclass(frozen=True)
 class AttentionMethod(Method):
     """A method on the shared network: encoder, attention over instances, head."""
+
+    shared = True
 
     attention: Literal["dam", "sam", "mam"] = setting("sam", "how instances are weighed: dam, sam or mam")
     head: Literal["linear", "sigmoid"] = setting(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +22,18 @@ class Output(NamedTuple):
     scores: Tensor  # (N,) ξ, Eq. 7
 
 
+class Stored(Protocol):
+    """Instances (N, …) that are read a part at a time, any number of times."""
+
+    def parts(self, instances: int) -> Iterator[Tensor]:
+        """Yield them in order, ``instances`` a part."""
+
+
 class BagNetwork(nn.Module):
     """Instances (N, …) and sizes (b,) -> logits (b, k), bag features and attention."""
 
     CHUNK = 4096  # instances encoded at once when no gradient is needed: bounded memory for huge bags
+    STORED = 4 * CHUNK  # instances above which it is worth reading and encoding them twice
 
     def __init__(
         self, scaling: nn.Module, encoder: nn.Module, score: GatedScore, attention: Attention, head: nn.Module
@@ -37,13 +46,26 @@ class BagNetwork(nn.Module):
         self.attention = attention
         self.head = head
 
-    def forward(self, instances: Tensor, sizes: Tensor) -> Output:
+    def forward(self, instances: Tensor | Stored, sizes: Tensor) -> Output:
         """Encode, score, weigh, sum within bags, classify (steps 5–8 of Algorithm 1)."""
+        if not isinstance(instances, Tensor):
+            return self._by_parts(instances, sizes)
         h = self.encode(instances)  # (N, L)
         segments = segment_ids(sizes)  # (N,)
         scores = self.score(h)  # (N,)
         weights = self.attention(scores, segments, sizes)  # (N,)
         z = aggregate(weights, h, segments, len(sizes))  # (b, L)
+        return Output(self.head(z), z, weights, scores)
+
+    def _by_parts(self, stored: Stored, sizes: Tensor) -> Output:
+        """The same with one part in memory: all scores first, for the weights need all of a bag's."""
+        segments = segment_ids(sizes)
+        scores = torch.cat([self.score(self.encode(part)) for part in stored.parts(self.CHUNK)])
+        weights = self.attention(scores, segments, sizes)
+        z = torch.zeros((), device=scores.device)
+        shares = zip(torch.split(weights, self.CHUNK), torch.split(segments, self.CHUNK), strict=True)
+        for part, (share, bags) in zip(stored.parts(self.CHUNK), shares, strict=True):
+            z = z + aggregate(share, self.encode(part), bags, len(sizes))
         return Output(self.head(z), z, weights, scores)
 
     def encode(self, instances: Tensor) -> Tensor:

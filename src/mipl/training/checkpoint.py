@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mipl.errors import SettingError, StorageError
 from mipl.files import atomic_file
 from mipl.pseudo_labels import PseudoLabels
+from mipl.training.parallel import Alone
 
 FILE = "checkpoint.safetensors"
 
@@ -27,13 +28,21 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     table: PseudoLabels,
     history: Mapping[str, list[float]],
+    group: Alone,
+    bags: int,
 ) -> None:
-    """Write the state after ``epoch``; the checkpoint before it stays until this one is whole."""
+    """Write the state after ``epoch``; the checkpoint before it stays until this one is whole.
+
+    Of several processes each has the rows of its own bags; they are joined, and the first writes.
+    """
+    weights = group.join(table.weights, bags)
+    if group.rank:
+        return
     tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
     for i, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{i}.{name}": value for name, value in state.items() if value is not None}
     tensors |= {f"memory.{name}": value for name, value in table.memory.items()}
-    tensors["weights"] = table.weights
+    tensors["weights"] = weights
     metadata = {"spec": json.dumps(spec, sort_keys=True), "epoch": str(epoch), "history": json.dumps(history)}
     with atomic_file(folder / FILE) as temporary:
         # bytes first: Python's own write says why it failed, for example on a full disk
@@ -46,6 +55,7 @@ def load_checkpoint(
     net: nn.Module,
     optimizer: torch.optim.Optimizer,
     table: PseudoLabels,
+    group: Alone,
 ) -> tuple[int, dict[str, list[float]]]:
     """Restore net, optimiser and table; return the last finished epoch (0: none) and the history."""
     path = folder / FILE
@@ -77,7 +87,7 @@ def load_checkpoint(
             _, i, key = name.split(".", 2)
             state.setdefault(int(i), {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    table.weights = tensors["weights"].to(table.weights.device)
+    table.weights = tensors["weights"][group.rank :: group.processes].to(group.device)
     for name, value in tensors.items():
         if name.startswith("memory."):
             table.memory[name.removeprefix("memory.")] = value.to(table.weights.device)

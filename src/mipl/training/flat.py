@@ -41,11 +41,15 @@ class FlatParameters:
             start += p.numel()
         return flat
 
+    @property
+    def gradients(self) -> list[Tensor]:
+        """The gradients of the vectors."""
+        return [vector.grad for vector in self.vectors if vector.grad is not None]
+
     def zero_grad(self) -> None:
         """Set all gradients to zero."""
-        for vector in self.vectors:
-            assert vector.grad is not None
-            vector.grad.zero_()
+        for gradient in self.gradients:
+            gradient.zero_()
 
     def release(self) -> None:
         """Give every parameter its own memory again, and no gradient."""

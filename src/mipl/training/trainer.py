@@ -14,13 +14,14 @@ from torch import nn
 
 from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader
-from mipl.errors import TrainingError
+from mipl.errors import SettingError, TrainingError
 from mipl.methods.base import Clock, Method
 from mipl.nn.encoders import PixelDropout
 from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for, seed_for
 from mipl.training.checkpoint import load_checkpoint, save_checkpoint
 from mipl.training.flat import FlatParameters
+from mipl.training.parallel import Alone
 from mipl.training.progress import Report
 from mipl.training.recipes import Recipe
 
@@ -45,22 +46,25 @@ def train(
     recipe: Recipe,
     seed: int,
     *,
-    device: torch.device | str = "cpu",
+    group: Alone | None = None,
     checkpoint: Path | None = None,
     report: Report | None = None,
 ) -> History:
     """Train ``net`` in place and return its history, one value an epoch for each name.
 
     Every epoch draws its randomness from a seed of its own, so that a run resumed after any epoch goes on
-    exactly as if it had never stopped.
+    exactly as if it had never stopped. ``group``: the processes and the device to train on; none: this one's
+    CPU.
     """
     if bags.candidates is None:
         raise ValueError("bags without candidate sets cannot be trained on")
-    net.to(device)
-    loader = BagLoader(bags, device)
+    group = group or Alone()
+    if group.processes > 1 and not method.shared:
+        raise SettingError("This method trains in one process only: leave devices at 1.")
+    net.to(group.device)
+    loader = BagLoader(bags, group.device, (group.rank, group.processes))
     table = PseudoLabels(
-        torch.tensor(bags.candidates, device=device),
-        None if bags.weights is None else torch.tensor(bags.weights, device=device),
+        loader.mine(bags.candidates), None if bags.weights is None else loader.mine(bags.weights)
     )
     own = method.fit(net, loader, table, seed, recipe.epochs, checkpoint, report)
     if own is not None:
@@ -72,9 +76,9 @@ def train(
     parameters = FlatParameters(recipe.shares(net))
     optimizer = recipe.make_optimizer(parameters)
     spec: Mapping[str, Any] = training_spec(method, bags, recipe, seed) if checkpoint else {}
-    with _randomness(device, "prepare", seed):
+    with _randomness(group, "prepare", seed):
         method.prepare(net, loader, table, seed)
-    done, history = load_checkpoint(checkpoint, spec, net, optimizer, table) if checkpoint else (0, {})
+    done, history = load_checkpoint(checkpoint, spec, net, optimizer, table, group) if checkpoint else (0, {})
     for epoch in range(done + 1, recipe.epochs + 1):
         started = time.perf_counter()
         clock = Clock(
@@ -84,33 +88,36 @@ def train(
             recipe.gamma_at(epoch),
             recipe.alpha_at(epoch, after=True),
         )
-        for group in optimizer.param_groups:
-            group["lr"] = group["share"] * recipe.lr_at(epoch)
-        with _randomness(device, "epoch", seed, epoch):
-            loss = _epoch(method, net, loader, parameters, optimizer, table, clock, recipe, seed)
+        for layers in optimizer.param_groups:
+            layers["lr"] = layers["share"] * recipe.lr_at(epoch)
+        # the first process draws as one alone does, the others each their own dropout
+        with _randomness(group, "epoch", seed, epoch, *([group.rank] if group.rank else [])):
+            loss = _epoch(method, net, loader, parameters, optimizer, table, clock, recipe, seed, group)
+        top = table.weights.max(dim=1).values.sum()
+        group.add([top])
         values = {
             "loss": loss,
             "lr": recipe.lr_at(epoch),
-            "weight_on_top": float(table.weights.max(dim=1).values.mean()),
+            "weight_on_top": float(top) / len(bags),
             "seconds": time.perf_counter() - started,
         }
         for name, value in values.items():
             history.setdefault(name, []).append(value)
         if checkpoint:
-            save_checkpoint(checkpoint, spec, epoch, net, optimizer, table, history)
-        if report:
+            save_checkpoint(checkpoint, spec, epoch, net, optimizer, table, history, group, len(bags))
+        if report and group.rank == 0:
             report(epoch, f"loss {loss:.3f}")
     parameters.release()
     net.eval()
-    with _randomness(device, "finish", seed), torch.no_grad():
+    with _randomness(group, "finish", seed), torch.no_grad():
         method.finish(net, loader)
     return history
 
 
 @contextlib.contextmanager
-def _randomness(device: torch.device | str, *names: str | int) -> Iterator[None]:
+def _randomness(group: Alone, *names: str | int) -> Iterator[None]:
     """Draw from a seed of these names inside the block, and leave torch's own generator as it was."""
-    with torch.random.fork_rng(devices=[] if torch.device(device).type == "cpu" else None):
+    with torch.random.fork_rng(devices=[] if group.device.type == "cpu" else None):
         torch.manual_seed(seed_for(*names))
         yield
 
@@ -125,20 +132,27 @@ def _epoch(
     clock: Clock,
     recipe: Recipe,
     seed: int,
+    group: Alone,
 ) -> float:
     net.train()
     method.on_epoch_start(net, clock.epoch)
     total = 0.0
     shuffle = rng_for("shuffle", seed, clock.epoch)
     for batch in loader.epoch(recipe.batch_size or len(loader.bags), shuffle, recipe.instance_dropout):
-        losses = method.objective(net, batch, table, clock)  # (b,)
         parameters.zero_grad()
-        torch.autograd.backward(losses.mean())
+        loss = torch.zeros((), device=group.device)
+        if len(batch.sizes):  # of several processes one may have no bag in a batch
+            with group.autocast():
+                losses = method.objective(net, batch, table, clock)  # (b,)
+            torch.autograd.backward(losses.sum() / batch.step)
+            loss = losses.detach().sum()
+        group.add([loss, *parameters.gradients])
         if recipe.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters.vectors, recipe.clip_norm, foreach=True)
         optimizer.step()
-        method.after_step(net, batch, table, clock)
-        total += float(losses.detach().sum())
+        if len(batch.sizes):
+            method.after_step(net, batch, table, clock)
+        total += float(loss)
         if total != total:
             raise TrainingError(
                 f"The loss became NaN in epoch {clock.epoch}: lower lr, "

@@ -1,0 +1,116 @@
+"""Training on several devices or machines: what the processes of one training say to each other.
+
+Lightning Fabric starts the processes, gives each its device and carries the sums. Every process has the same
+network and takes the same steps: it computes the losses of its own bags of a batch, and the gradients are
+summed, so that the number of processes changes nothing but the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mipl.errors import SettingError, TrainingError
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+PRECISIONS = ("32-true", "bf16-mixed")  # others need a scaling of the loss, or parameters of another type
+
+
+def launch(devices: int, nodes: int, accelerator: str, precision: str) -> Fabric | None:
+    """Start the processes of a training and return their Fabric; None for one process as it is.
+
+    The processes are this command again, once more for each device; of several machines, one whose
+    NODE_RANK is 0 is the one that MASTER_ADDR and MASTER_PORT name.
+    """
+    if devices == nodes == 1 and accelerator == "auto" and precision == "32-true":
+        return None
+    _check_precision(precision)
+    try:
+        from lightning_fabric import Fabric
+    except ImportError as error:
+        raise SettingError("Several devices need Lightning Fabric: pip install 'mipl[devices]'.") from error
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    try:
+        fabric = Fabric(
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=nodes,
+            strategy="ddp" if devices * nodes > 1 else "auto",
+            precision=precision,  # type: ignore[arg-type]
+        )
+        fabric.launch()
+    except (ImportError, RuntimeError, ValueError, TypeError) as error:
+        raise SettingError(f"The devices cannot be used: {str(error).splitlines()[0]}") from error
+    return fabric
+
+
+def _check_precision(precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise SettingError(f"precision = {precision} is not supported: use {' or '.join(PRECISIONS)}.")
+
+
+class Alone:
+    """A training in one process."""
+
+    rank, processes = 0, 1
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by its sum over the processes."""
+
+    def join(self, rows: Tensor, bags: int) -> Tensor:
+        """Return the rows of all ``bags`` from those of each process's share."""
+        return rows
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which the network computes in the wanted precision."""
+        return contextlib.nullcontext()
+
+
+class Together(Alone):
+    """A training shared by the processes of a launched Fabric."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        super().__init__(fabric.device)
+        _check_precision(fabric.strategy.precision.precision)
+        if fabric.world_size > 1 and not torch.distributed.is_initialized():
+            raise SettingError("The Fabric has not been launched: call fabric.launch() before fit.")
+        self.fabric, self.rank, self.processes = fabric, fabric.global_rank, fabric.world_size
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by its sum over the processes."""
+        with _company():
+            for tensor in tensors:
+                tensor.copy_(self.fabric.all_reduce(tensor, reduce_op="sum"))  # type: ignore[arg-type]
+
+    def join(self, rows: Tensor, bags: int) -> Tensor:
+        """Return the rows of all ``bags``: bag i is row i // processes of process i mod processes."""
+        every = rows.new_zeros((bags, *rows.shape[1:]))
+        every[self.rank :: self.processes] = rows
+        self.add([every])
+        return every
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the Fabric's own context."""
+        return self.fabric.autocast()
+
+
+@contextlib.contextmanager
+def _company() -> Iterator[None]:
+    """Say what it means when another process cannot be reached."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise TrainingError(
+            "Another process of this training has ended or cannot be reached: start it again; "
+            f"with a checkpoint it goes on after the last whole epoch ({str(error).splitlines()[0]})."
+        ) from error

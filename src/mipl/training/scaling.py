@@ -1,0 +1,33 @@
+"""The statistics of the training instances that a network scales by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mipl.data.bags import Bags
+from mipl.nn.encoders import Standardize
+
+
+def fit_scaling(scaling: Standardize, bags: Bags) -> None:
+    """Set mean and deviation of the training instances, in double precision, in the pass of the digest."""
+    total, squares = torch.zeros((2, *bags.feature_shape), dtype=torch.float64)
+    unit = 255.0 if bags.source.dtype == np.uint8 else 1.0  # as BagLoader has it
+    # against cancellation
+    shift = torch.from_numpy(np.array(bags[0].instances[0], dtype=np.float64)) / unit
+
+    def add(block: NDArray[Any]) -> None:
+        values = torch.from_numpy(np.array(block, dtype=np.float32)).double() / unit - shift
+        total.add_(values.sum(dim=0))
+        squares.add_((values**2).sum(dim=0))
+
+    bags.digest(visit=add)
+    mean = total / int(bags.sizes.sum())
+    std = (squares / int(bags.sizes.sum()) - mean**2).clamp(min=0).sqrt()
+    # A feature that does not vary carries nothing: it is centred, and not blown up.
+    varies = std > 1e-7 * (1 + (mean + shift).abs())
+    scaling.mean.copy_(mean + shift)
+    scaling.std.copy_(torch.where(varies, std, torch.ones_like(std)))
