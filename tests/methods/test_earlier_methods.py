@@ -356,14 +356,14 @@ def test_promipl_has_the_published_layers_and_predicts_by_the_shared_network():
     shapes = [[m.in_features for m in part if isinstance(m, torch.nn.Linear)] + [part[-1].out_features]
               for part in (net.inference, net.generative)]  # fmt: skip
     assert shapes == [[6 + K, 256, 512, 256, K], [6 + K, 256, 512, K]]
-    assert (method.tau_start, method.tau_decay) == (5.0, 1.0)
+    assert (method.tau_start, method.tau_decay) == (0.1, 1.0)
     before = method.log_proba(net, bag_batch([0, 3]))
     with torch.no_grad():
         for parameter in [*net.inference.parameters(), *net.generative.parameters()]:
             parameter.zero_()
     assert torch.equal(method.log_proba(net, bag_batch([0, 3])), before)
     net.attention.set_epoch(99)
-    assert net.attention.tau.item() == 5.0
+    assert net.attention.tau.item() == pytest.approx(0.1)
 
 
 def test_promipl_takes_an_encoder_of_its_own_width():
@@ -456,7 +456,7 @@ def test_under_the_stable_recipe_only_weights_of_the_loss_are_the_authors(name):
         wanted = METHODS[name].cls.recommended("stable", dataset, r)
         shared = {} if name == "promipl" else AttentionMethod.recommended("stable", dataset, r)
         assert shared.items() <= wanted.items()
-        assert set(wanted) - set(shared) <= {"inhibition", "sparsity", "margin_weight"}
+        assert set(wanted) - set(shared) <= {"inhibition", "sparsity", "margin_weight", "warmup"}
     assert make_classifier("promipl").parts()[0].tau_decay == 1.0
     assert make_classifier("elimipl").parts({"dataset": "mnist-mipl", "r": 3})[0].sparsity == 0.1
     assert make_classifier("elimipl", sparsity=2.0).parts({"dataset": "mnist-mipl", "r": 3})[0].sparsity == 2

@@ -43,7 +43,9 @@ class Recipe:
     weight_decay: float = setting(1e-2, "weight decay")
     instance_dropout: float = setting(0.1, "share of a bag's instances left out of a step")
     pixel_dropout: float = setting(0.1, "share of an image's pixels dropped in training")
-    fan_in: int | None = setting(40, "inputs above which an encoder layer's rate falls; none: never")
+    fan_in: int | None = setting(
+        40, "inputs above which an encoder layer and the score slow down; none: never"
+    )
     rate: Literal["cosine", "constant"] = setting("cosine", "course of the learning rate: cosine or constant")
     clip_norm: float | None = setting(1.0, "largest norm of a step's gradient; none: no clipping")
     alpha: Literal["momentum"] = setting("momentum", "course of α in Eq. 15")
@@ -102,17 +104,24 @@ class Recipe:
 
         An AdamW step moves every weight by about the learning rate, and so a layer's output by that times
         the number of its inputs. Encoder layers with more than ``fan_in`` of them take steps smaller by as
-        much; without that, the rate that 38 features ask for leaves an image encoder where it started.
+        much; without that, the rate that 38 features ask for leaves an image encoder where it started. The
+        score goes at the pace of the encoder's slowest layer: attention that runs ahead of the features it
+        judges fixes on single odd instances.
         """
         if self.fan_in is None:
             return [(1.0, list(net.parameters()))]
-        encoder = getattr(net, "encoder", nn.Identity())
+        part = {name: set(getattr(net, name, nn.Identity()).modules()) for name in ("encoder", "score")}
+
+        def share(module: nn.Module) -> float:
+            own = module.parameters(recurse=False)
+            assert self.fan_in is not None
+            return min(1.0, self.fan_in / max((p[0].numel() for p in own if p.ndim > 1), default=1))
+
+        slowest = min(map(share, part["encoder"]))
         shares: dict[float, list[nn.Parameter]] = {}
         for module in net.modules():
-            own = list(module.parameters(recurse=False))
-            inputs = max((p[0].numel() for p in own if p.ndim > 1), default=1)
-            inside = any(module is part for part in encoder.modules())
-            shares.setdefault(min(1.0, self.fan_in / inputs) if inside else 1.0, []).extend(own)
+            pace = share(module) if module in part["encoder"] else slowest if module in part["score"] else 1.0
+            shares.setdefault(pace, []).extend(module.parameters(recurse=False))
         return [(share, parameters) for share, parameters in shares.items() if parameters]
 
     @property
