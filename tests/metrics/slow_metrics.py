@@ -111,7 +111,7 @@ def accuracy_at_coverage(rows, labels):
 
 
 def area_under_risk_coverage(rows, labels):
-    """Every order of equal confidences is as likely: a random one of the tie is wrong with their mean error."""
+    """Of equal confidences any may come next: it is wrong as often as they are on average."""
     pairs = sorted(top(rows, labels), reverse=True)
     total, wrong = 0.0, 0.0
     for i, (confidence, _) in enumerate(pairs, start=1):

@@ -90,4 +90,4 @@ def _top(p: Floats, share: float) -> npt.NDArray[np.bool_]:
         raise SettingError(f"share is {share!r}; give the part to keep, above 0 and at most 1.")
     confidence = p.max(axis=1)
     count = math.ceil(share * len(p) - 1e-9)  # 0.07 · 100 is a hair more than 7
-    return confidence >= np.sort(confidence)[::-1][max(count, 1) - 1]
+    return np.asarray(confidence >= np.sort(confidence)[::-1][max(count, 1) - 1])
