@@ -188,7 +188,7 @@ def test_bad_evidence_is_refused(c, right):
 
 def test_decisions_are_written_as_they_are(tmp_path):
     p = np.array([[0.7, 0.3], [0.45, 0.55]])
-    sets = np.array([[True, False], [True, True]])
+    sets = np.array([[False, False], [True, True]])  # the first is empty: its label is shown all the same
     rows = decisions(["a", "b"], ["ash, old", "birch"], p, at_threshold(0.6), sets)
     write_decisions(tmp_path / "d.csv", rows)
     with (tmp_path / "d.csv").open(newline="") as file:

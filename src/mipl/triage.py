@@ -188,9 +188,10 @@ def decisions(
 ) -> list[dict[str, Any]]:
     """Return one row a bag under the names of ``COLUMNS``; the label is the most probable class.
 
-    ``probabilities`` (m, k); ``sets`` (m, k), the prediction sets, an empty field without them.
+    ``probabilities`` (m, k); ``sets`` (m, k), the prediction sets, an empty field without them. The label is
+    always shown in its set, also where a conformal set is empty: a larger set holds the truth no less often.
     """
-    confidence = probabilities.max(axis=1)
+    confidence, top = probabilities.max(axis=1), probabilities.argmax(axis=1).tolist()
     rows = []
     for i, (bag, report) in enumerate(zip(ids, point.reports(confidence).tolist(), strict=True)):
         if point.threshold is None:
@@ -200,7 +201,7 @@ def decisions(
         rows.append(
             {
                 "bag_id": bag,
-                "label": classes[int(probabilities[i].argmax())],
+                "label": classes[top[i]],
                 "confidence": float(confidence[i]),
                 "prediction_set": []
                 if sets is None

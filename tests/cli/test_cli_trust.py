@@ -2,11 +2,13 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 import mipl
+from conftest import REPO
 from mipl.cli import main
 from mipl.data.bags import Bags
 from mipl.data.benchmarks import gaussian_bags
@@ -89,7 +91,8 @@ def test_calibrate_then_predict_and_triage(files, tmp_path, capsys):
     assert result["report"] == reported.sum() == len(rows) - result["review"]
     sets = mipl.load(made).calibration_.conformal.sets(p, 0.9)
     assert [row["prediction_set"].split("|") for row in rows] == [
-        [NAMES[j] for j in np.flatnonzero(row)] for row in sets
+        [NAMES[j] for j in range(4) if row[j] or j == top]
+        for row, top in zip(sets, p.argmax(axis=1), strict=True)
     ]
     assert result["sets"]["mean_size"] == pytest.approx(sets.sum(axis=1).mean())
 
@@ -188,6 +191,36 @@ def test_bad_input_is_one_sentence_and_exit_code_2(words, sentence, files, tmp_p
     assert sentence in err
     assert sorted(str(path) for path in files.rglob("*")) == before
     assert list(tmp_path.iterdir()) == []
+
+
+def test_labelled_bags_are_preferred_to_candidates_for_sets(files, tmp_path, capsys):
+    words = ["--by", "candidates", "--kind", "none", "--out", tmp_path / "m", "--json"]
+    assert run(capsys, "calibrate", files / "model", files / "cal.npz", *words)[0] == 0
+    words = [
+        "triage",
+        tmp_path / "m",
+        files / "new.npz",
+        "--out",
+        tmp_path / "d.csv",
+        "--threshold",
+        "0.5",
+        "--json",
+    ]
+    promise = json.loads(run(capsys, *words)[1])["sets"]["promise"]
+    assert "if it was among the candidates" in promise
+    known = json.loads(run(capsys, *words, "--calibrate", files / "check.npz")[1])["sets"]["promise"]
+    assert known == "the true label is in the set"
+
+
+def test_the_commands_of_the_page_run(files, tmp_path, capsys, monkeypatch):
+    page = (REPO / "docs" / "trust.md").read_text(encoding="utf-8")
+    commands = [line[2:].split() for line in page.splitlines() if line.startswith("$ mipl ")]
+    assert len(commands) >= 3
+    shutil.copytree(files, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    for command in commands:
+        code, _, err = run(capsys, *command[1:])
+        assert code == 0, (command, err)
 
 
 def test_the_bags_it_was_calibrated_on_cannot_vouch_for_it(files, tmp_path, capsys):

@@ -185,7 +185,8 @@ def triage(
             point = at_max_error(sure, right, max_error, delta)
         else:
             point = measured(point, sure, right, delta)
-        conformal = conformal or fit_conformal(seen, truth)
+        if conformal is None or conformal.way != "labels":
+            conformal = fit_conformal(seen, truth)
     sets = None
     if conformal is not None and set_coverage:
         sets = conformal.sets(p, set_coverage, class_conditional=class_conditional)
