@@ -290,6 +290,18 @@ def filled(page: str, found: dict[str, Any]) -> str:
     return page
 
 
+def summary(found: dict[str, Any]) -> str:
+    """Return results/trust/README.md."""
+    return "\n\n".join(
+        [
+            "# Trust, measured",
+            f"`{found['command']}` writes this page, the numbers (guarantee.json) and the tables of "
+            "[docs/trust.md](../../docs/trust.md), which says what they mean.",
+            *tables(found).values(),
+        ]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -306,6 +318,7 @@ def main() -> None:
     given.out.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if given.out == RESULTS:
         PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+        RESULTS.with_name("README.md").write_text(summary(found) + "\n", encoding="utf-8")
     print("\n\n".join(tables(found).values()))
 
 

@@ -198,14 +198,13 @@ def decisions(
             reason = "no threshold meets the rule"
         else:
             reason = f"confidence is {'at least' if report else 'below'} {point.threshold:.6g}"
+        shown = [] if sets is None else [name for j, name in enumerate(classes) if sets[i, j] or j == top[i]]
         rows.append(
             {
                 "bag_id": bag,
                 "label": classes[top[i]],
                 "confidence": float(confidence[i]),
-                "prediction_set": []
-                if sets is None
-                else [classes[j] for j in np.flatnonzero(sets[i]).tolist()],
+                "prediction_set": shown,
                 "decision": "report" if report else "review",
                 "reason": reason,
             }

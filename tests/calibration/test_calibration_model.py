@@ -131,6 +131,7 @@ def test_what_would_mislead_is_refused(model, data):
         (bare, {"by": "candidates"}, "no candidate sets"),
         (dataclasses.replace(cal, missing_truth=True), {"by": "candidates"}, "may be missing"),
         (right, {}, "do not determine the temperature"),
+        (right, {"kind": "vector"}, "do not determine the temperature"),
         (dataclasses.replace(cal, classes=("ash", "birch", "cedar", "oak")), {}, "class 'oak'"),
     ):
         with pytest.raises(DataError, match=sentence):

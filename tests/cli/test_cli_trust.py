@@ -12,6 +12,7 @@ from conftest import REPO
 from mipl.cli import main
 from mipl.data.bags import Bags
 from mipl.data.benchmarks import gaussian_bags
+from mipl.metrics import accuracy_at_top, area_under_risk_coverage, calibration_error_at_top
 from mipl.triage import COLUMNS, at_max_error
 
 NAMES = ["ash", "birch", "cedar", "elm"]
@@ -94,7 +95,20 @@ def test_calibrate_then_predict_and_triage(files, tmp_path, capsys):
         [NAMES[j] for j in range(4) if row[j] or j == top]
         for row, top in zip(sets, p.argmax(axis=1), strict=True)
     ]
-    assert result["sets"]["mean_size"] == pytest.approx(sets.sum(axis=1).mean())
+    assert result["sets"]["mean_size"] == np.mean([len(row["prediction_set"].split("|")) for row in rows])
+
+
+def test_the_labelled_bags_are_summed_up(files, tmp_path, capsys):
+    words = ["triage", files / "model", files / "new.npz", "--out", tmp_path / "d.csv", "--threshold", "0.5"]
+    words += ["--calibrate", files / "check.npz"]
+    summary = json.loads(run(capsys, *words, "--json")[1])["labelled"]
+    check = Bags.load(files / "check.npz")
+    p = mipl.load(files / "model").predict_proba(check)
+    assert summary["area_under_risk_coverage"] == area_under_risk_coverage(p, check.labels)
+    assert [row["share"] for row in summary["top"]] == [tenth / 10 for tenth in range(1, 11)]
+    assert summary["top"][2]["accuracy"] == accuracy_at_top(p, check.labels, 0.3)
+    assert summary["top"][2]["ece"] == calibration_error_at_top(p, check.labels, 0.3)
+    assert "Area under risk–coverage" in run(capsys, *words)[1]
 
 
 def test_candidates_alone_are_enough_to_calibrate(files, tmp_path, capsys):

@@ -105,7 +105,7 @@ def calibrate(
         )
     log_p = made.predict_log_proba(bags)
     scaling = None if kind == "none" else fit_scaling(log_p[scaled], sets[scaled], kind)
-    if scaling is not None and scaling.at_limit:
+    if scaling is not None and fit_scaling(log_p[scaled], sets[scaled]).at_limit:
         raise DataError(
             f"The {len(scaled)} bags do not determine the temperature: the surer the model, the better they "
             "fit, without end; take more bags, or true labels if these are candidates, or no scaling."

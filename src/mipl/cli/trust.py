@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from mipl.cli.app import (
     DataArg,
@@ -172,6 +174,7 @@ def triage(
         known = Source(calibrate_on, r, data_seed, as_text(raw), as_text(calibrate_labels)).open()
         check_unseen(classifier, known)
     p = classifier.predict_proba(bags)
+    on_top: dict[str, Any] | None = None
     conformal = None if classifier.calibration_ is None else classifier.calibration_.conformal
     if threshold is not None:
         point = at_threshold(threshold)
@@ -187,6 +190,7 @@ def triage(
             point = measured(point, sure, right, delta)
         if conformal is None or conformal.way != "labels":
             conformal = fit_conformal(seen, truth)
+        on_top = _on_top(seen, truth.argmax(axis=1))
     sets = None
     if conformal is not None and set_coverage:
         sets = conformal.sets(p, set_coverage, class_conditional=class_conditional)
@@ -198,7 +202,7 @@ def triage(
         about = {
             "coverage": set_coverage,
             "class_conditional": class_conditional,
-            "mean_size": float(sets.sum(axis=1).mean()),
+            "mean_size": float(np.mean([len(row["prediction_set"]) for row in rows])),
             "promise": WAYS[conformal.way],
         }
     if as_json:
@@ -210,6 +214,7 @@ def triage(
                 "review": counted["review"],
                 "operating_point": point.to_dict(),
                 "sets": about,
+                "labelled": on_top,
             }
         )
         return
@@ -221,7 +226,31 @@ def triage(
             f"Prediction sets have {about['mean_size']:.2f} labels on average; with probability "
             f"{set_coverage:g}{' in each class' if class_conditional else ''}: {about['promise']}."
         )
+    if on_top is not None:
+        table = Table("most confident", "accuracy", "ECE", title="On the labelled bags", title_justify="left")
+        for row in on_top["top"]:
+            table.add_row(*(f"{100 * row[name]:.1f}%" for name in ("share", "accuracy", "ece")))
+        Console().print(table)
+        typer.echo(f"Area under risk–coverage: {on_top['area_under_risk_coverage']:.4f}")
     typer.echo(f"Decisions written to {out}")
+
+
+def _on_top(probabilities: Any, labels: Any) -> dict[str, Any]:
+    """Return accuracy and ECE of the most confident tenth, two tenths, … and the area under risk–coverage."""
+    from mipl.metrics import accuracy_at_top, area_under_risk_coverage, calibration_error_at_top
+
+    shares = [tenth / 10 for tenth in range(1, 11)]
+    return {
+        "area_under_risk_coverage": area_under_risk_coverage(probabilities, labels),
+        "top": [
+            {
+                "share": share,
+                "accuracy": accuracy_at_top(probabilities, labels, share),
+                "ece": calibration_error_at_top(probabilities, labels, share),
+            }
+            for share in shares
+        ],
+    }
 
 
 def _share(text: str) -> float | None:
