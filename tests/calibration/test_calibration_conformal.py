@@ -83,7 +83,7 @@ def test_sets_of_one_candidate_are_labels(way):
     assert dataclasses.replace(made, way="labels") == fit_conformal(p, one_hot(labels))
 
 
-def coverage(way, believed=1.0, per_class=False, n=40, test=60, draws=200, target=0.9):
+def coverage(way, believed=1.0, per_class=False, n=40, test=60, draws=100, target=0.9):
     """How often sets hold the truth, hold some candidate, and hold the truth in the worst class."""
     truth, some, classes = [], [], np.zeros((2, K))
     for draw in range(draws):
@@ -98,7 +98,7 @@ def coverage(way, believed=1.0, per_class=False, n=40, test=60, draws=200, targe
     return np.mean(truth), np.mean(some), (classes[0] / classes[1]).min()
 
 
-def band(n=40, test=60, draws=200):
+def band(n=40, test=60, draws=100):
     """The mean coverage at 0.9 over draws, ± 4 deviations: covered bags are Beta-binomial."""
     out = int(0.1 * (n + 1))
     law = betabinom(test, n + 1 - out, out)

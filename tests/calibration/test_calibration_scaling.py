@@ -29,11 +29,8 @@ def one_hot(labels, k=4):
 
 
 def slow_loss(log_p, sets):
-    """The mean of −log Σ_S p as a plain loop."""
-    rows = zip(log_p, sets, strict=True)
-    return np.mean(
-        [-np.log(sum(np.exp(x) for x, inside in zip(*row, strict=True) if inside)) for row in rows]
-    )
+    """The mean of −log Σ_S p from the probabilities themselves."""
+    return -np.log((np.exp(log_p) * sets).sum(axis=1)).mean()
 
 
 @pytest.mark.parametrize("known", ["labels", "candidates"])
@@ -63,7 +60,7 @@ def test_uniform_candidates_lead_where_labels_lead_and_confusable_ones_do_not():
 
 @pytest.mark.parametrize("known", ["labels", "candidates"])
 def test_the_vector_is_the_optimum_that_another_minimiser_finds(known):
-    log_p, labels = drawn(m=150, seed=3)
+    log_p, labels = drawn(m=80, seed=3)
     log_p = log_softmax(log_p * np.array([1, 2, 0.5, 1]) + np.array([1, 0, 0, -1]), axis=1)
     sets = one_hot(labels) if known == "labels" else add_false_positives(labels, 4, 1, "scaling")
     sharpness = 1 / fit_scaling(log_p, sets).temperature
