@@ -8,7 +8,7 @@ import pytest
 from sklearn.base import clone
 
 import mipl
-from mipl.calibration import calibrate
+from mipl.calibration import calibrate, fit_conformal, fit_scaling
 from mipl.data.bags import Bags
 from mipl.data.benchmarks import gaussian_bags
 from mipl.data.splits import one_per_group, random_split
@@ -71,6 +71,16 @@ def test_it_makes_new_bags_more_likely_and_leaves_the_model_alone(model, data, b
     assert (model.predict_proba(data[2]) == before).all()
     again = calibrate(made, data[1], by=by, set_share=0)  # from the plain probabilities, not on top
     assert again.calibration_ == made.calibration_
+
+
+def test_the_bags_of_the_sets_are_not_those_of_the_scaling(model, data):
+    cal = data[1]
+    scored, scaled = random_split(cal, 0.25, "calibrate", 0)
+    assert len(scored) == 30
+    made = calibrate(model, cal, set_share=0.25).calibration_
+    truth, log_p = np.eye(4, dtype=bool)[cal.labels], model.predict_log_proba(cal)
+    assert made.scaling == fit_scaling(log_p[scaled], truth[scaled])
+    assert made.conformal == fit_conformal(np.exp(made.scaling.apply(log_p[scored])), truth[scored])
 
 
 def test_training_again_and_cloning_forget_it(model, data):
