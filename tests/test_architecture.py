@@ -19,11 +19,24 @@ MAY_KNOW = {
     "pseudo_labels": {"losses"},
     "methods": {"data", "nn", "losses", "pseudo_labels"},
     "training": {"data", "nn", "losses", "pseudo_labels", "methods"},
-    "estimators": {"data", "nn", "losses", "pseudo_labels", "methods", "training"},
+    "calibration": {"data"},
+    "estimators": {"data", "nn", "losses", "pseudo_labels", "methods", "training", "calibration"},
+    "triage": set(),
     "records": set(),
     "reports": {"records", "metrics"},
     "experiments": {"data", "nn", "methods", "training", "estimators", "metrics", "records", "reports"},
-    "cli": {"data", "methods", "training", "estimators", "metrics", "records", "experiments", "reports"},
+    "cli": {
+        "data",
+        "methods",
+        "training",
+        "estimators",
+        "calibration",
+        "triage",
+        "metrics",
+        "records",
+        "experiments",
+        "reports",
+    },
 }
 FILES = sorted(ROOT.rglob("*.py"))
 

@@ -20,6 +20,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import nn
 
 import mipl
+from mipl.calibration.model import Calibration
 from mipl.data.bags import Bags, as_bags
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.data.candidates import label_array
@@ -59,6 +60,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Every further keyword is a setting of the method (``mipl methods NAME``) or of the recipe (``epochs``,
     ``batch_size``, ``lr``, …); what is not given is as the method and the recipe have it.
     """
+
+    calibration_: Calibration | None = None  # fitted by `mipl.calibration.calibrate`, after training
 
     def __init__(
         self,
@@ -165,6 +168,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         self.classes_ = np.array(bags.classes)
         self.feature_shape_ = bags.feature_shape
+        self.calibration_ = None
         self.method_, self.recipe_, self.network_, self.history_, self.seed_ = (
             method,
             recipe,
@@ -184,11 +188,12 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # ---- prediction --------------------------------------------------------------------------------
 
     def predict_log_proba(self, bags: Any) -> FloatArray:
-        """Return log-probabilities (m, k), columns in the order of ``classes_``."""
+        """Return log-probabilities (m, k), columns in the order of ``classes_``; calibrated, if it was."""
         self._check_fitted()
         parts = [self.method_.log_proba(self.network_, batch).double().cpu() for batch in self._batches(bags)]
         log_p = torch.cat(parts)
-        return np.asarray((log_p - log_p.logsumexp(dim=1, keepdim=True)).numpy())
+        plain = np.asarray((log_p - log_p.logsumexp(dim=1, keepdim=True)).numpy())
+        return plain if self.calibration_ is None else self.calibration_.apply(plain)
 
     def predict_proba(self, bags: Any) -> FloatArray:
         """Return probabilities (m, k), columns in the order of ``classes_``."""
@@ -283,6 +288,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             state = {name: value.cpu().contiguous() for name, value in self.network_.state_dict().items()}
             (temporary / "model.safetensors").write_bytes(save(state))
             write_json(temporary / "model.json", info)
+            if self.calibration_ is not None:
+                self.calibration_.save(temporary)
 
     @classmethod
     def load(cls: type[Self], folder: str | Path, *, encoder: nn.Module | None = None) -> Self:
@@ -312,6 +319,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 model.feature_shape_, len(model.classes_), copy.deepcopy(encoder)
             )
             model.network_.load_state_dict(load_file(folder / "model.safetensors"))
+            model.calibration_ = Calibration.load(folder, len(model.classes_))
         except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
             if isinstance(error, MiplError):
                 raise

@@ -110,6 +110,24 @@ def accuracy_at_coverage(rows, labels):
     return points
 
 
+def area_under_risk_coverage(rows, labels):
+    """Of equal confidences any may come next: it is wrong as often as they are on average."""
+    pairs = sorted(top(rows, labels), reverse=True)
+    total, wrong = 0.0, 0.0
+    for i, (confidence, _) in enumerate(pairs, start=1):
+        tied = [1 - right for c, right in pairs if c == confidence]
+        wrong += sum(tied) / len(tied)
+        total += wrong / i
+    return total / len(pairs)
+
+
+def at_top(rows, labels, count):
+    """Rows and labels of the count most confident examples and of those as confident as the last."""
+    lowest = sorted((max(row) for row in rows), reverse=True)[count - 1]
+    chosen = [i for i, row in enumerate(rows) if max(row) >= lowest]
+    return [rows[i] for i in chosen], [labels[i] for i in chosen]
+
+
 @st.composite
 def predictions(draw, most=30):
     """Draw labels and probabilities of small ratios, rich in ties, zeros, ones and bin edges."""

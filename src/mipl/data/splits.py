@@ -62,6 +62,36 @@ def stratified_fold(bags: Bags, number: int, folds: int) -> Split:
     return np.flatnonzero(fold != number - 1), test
 
 
+def random_split(bags: Bags, share: float, *seed: str | int) -> Split:
+    """Return (first, second) indices: about ``share`` of the bags drawn at random, and the rest.
+
+    Not stratified, so that either part of independent bags is one of independent bags. Bags of one group
+    (patient) stay together.
+    """
+    if not 0.0 < share < 1.0:
+        raise SettingError(f"{share} is not a share between 0 and 1.")
+    _, group = np.unique(np.arange(len(bags)) if bags.groups is None else bags.groups, return_inverse=True)
+    sizes = np.bincount(group)
+    order = rng_for("share", *seed).permutation(len(sizes))
+    after = np.concatenate([[0], np.cumsum(sizes[order])])
+    first = np.isin(group, order[: int(np.abs(after - share * len(bags)).argmin())])
+    if first.all() or not first.any():
+        raise DataError(f"{len(bags)} bags of {len(sizes)} groups are too few to take a share of {share:g}.")
+    return np.flatnonzero(first), np.flatnonzero(~first)
+
+
+def one_per_group(bags: Bags, *seed: str | int) -> IntArray:
+    """Return the indices of one bag of each group (patient), drawn at random; of all bags without groups.
+
+    Bags of one patient are not independent, and bounds that count independent bags would be too hopeful.
+    """
+    if bags.groups is None:
+        return np.arange(len(bags))
+    order = rng_for("one per group", *seed).permutation(len(bags))
+    _, first = np.unique(bags.groups[order], return_index=True)
+    return np.sort(order[first])
+
+
 def _strata(bags: Bags) -> list[list[IntArray]]:
     """Return, class by class, the blocks of bags that stay together: single bags, or a group's bags.
 

@@ -25,7 +25,13 @@ from mipl.metrics.partial import (
     covering_rate,
     covering_rate_scorer,
 )
-from mipl.metrics.selective import CoverageCurve, accuracy_at_coverage
+from mipl.metrics.selective import (
+    CoverageCurve,
+    accuracy_at_coverage,
+    accuracy_at_top,
+    area_under_risk_coverage,
+    calibration_error_at_top,
+)
 
 __all__ = [
     "CoverageCurve",
@@ -34,12 +40,15 @@ __all__ = [
     "ReliabilityCurve",
     "accuracy",
     "accuracy_at_coverage",
+    "accuracy_at_top",
     "adaptive_calibration_error",
     "approximated_accuracy",
     "approximated_accuracy_scorer",
+    "area_under_risk_coverage",
     "balanced_accuracy",
     "bootstrap_interval",
     "brier",
+    "calibration_error_at_top",
     "classwise_calibration_error",
     "covering_rate",
     "covering_rate_scorer",

@@ -1,0 +1,135 @@
+"""Temperature and vector scaling of log-probabilities, by maximum likelihood.
+
+One likelihood serves both kinds of knowledge: −log Σ_S p, where S is the candidate set of a bag, or {y} where
+the true label y is known. If a set is equally probable under each of its labels whatever the bag (false
+candidates drawn uniformly), the chance of S given the bag is proportional to Σ_S p, and candidate sets alone
+lead to the same optimum as true labels do, with more bags. If false candidates are those that the model
+confuses with the truth, Σ_S p is large however the mass is divided within S, and the optimum is too sharp.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize, minimize_scalar
+
+from mipl.errors import DataError, SettingError, suggest
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+KINDS = ("temperature", "vector")
+FLOOR = -700.0  # a probability of 0 has no logarithm; below this exp is 0 in any case
+LIMIT = 100.0  # 1/T is from 1/100 to 100: further out nothing changes that could be seen
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """log p → log softmax(weight · log p + bias); with a temperature T every weight is 1/T, every bias 0."""
+
+    kind: str
+    weight: tuple[float, ...]  # k
+    bias: tuple[float, ...]  # k
+
+    @property
+    def temperature(self) -> float | None:
+        """T of temperature scaling: above 1 the model was too sure, below 1 not sure enough."""
+        return 1.0 / self.weight[0] if self.kind == "temperature" else None
+
+    @property
+    def at_limit(self) -> bool:
+        """Whether the bags asked for ever more certainty: the likelihood rises up to the limit."""
+        return self.kind == "temperature" and self.weight[0] > 0.999 * LIMIT
+
+    def apply(self, log_p: Floats) -> Floats:
+        """Return the scaled log-probabilities (m, k), rows normalised."""
+        scores = np.maximum(log_p, FLOOR) * np.array(self.weight) + np.array(self.bias)
+        return np.asarray(scores - log_sum(scores)[:, None])
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any], k: int) -> Scaling:
+        """Return what ``dataclasses.asdict`` made, for k classes."""
+        made = cls(
+            str(content["kind"]),
+            tuple(float(w) for w in content["weight"]),
+            tuple(float(b) for b in content["bias"]),
+        )
+        if made.kind not in KINDS or len(made.weight) != k or len(made.bias) != k:
+            raise ValueError("the scaling does not fit the classes")
+        return made
+
+
+def log_sum(scores: Floats) -> Floats:
+    """Return log Σ exp of each row (m, k), where −∞ is a term of 0; SciPy's takes ten times as long."""
+    top = scores.max(axis=1)
+    return np.asarray(top + np.log(np.exp(scores - top[:, None]).sum(axis=1)))
+
+
+def set_loss(scores: Floats, sets: Bools) -> Floats:
+    """Return −log Σ_S p (m,), where p is the softmax of the scores (m, k) and S a row of sets (m, k)."""
+    return log_sum(scores) - log_sum(np.where(sets, scores, -np.inf))
+
+
+def fit_scaling(log_p: Floats, sets: Bools, kind: str = "temperature") -> Scaling:
+    """Return the scaling of the greatest likelihood of the sets (m, k) given log-probabilities (m, k).
+
+    A bag with a true label has the set of that label alone. Vector scaling has 2k parameters, which a small
+    set of bags does not determine: it is kept near temperature scaling by the penalty
+    ½ Σ (weight·T − 1)² + ½ Σ bias² beside the sum over the bags, which many bags outweigh.
+    """
+    if kind not in KINDS:
+        raise SettingError(f"There is no kind of scaling '{kind}'.{suggest(kind, KINDS)}")
+    if log_p.shape != sets.shape or not len(log_p) or not sets.any(axis=1).all():
+        raise DataError("Scaling needs at least one bag, and a candidate for each bag.")
+    if sets.all():
+        raise DataError("Every class is a candidate of every bag: such sets say nothing about a model.")
+    z = np.maximum(log_p, FLOOR)
+    k = z.shape[1]
+    sharpness = _sharpness(z, sets)
+    if kind == "temperature":
+        return Scaling(kind, (sharpness,) * k, (0.0,) * k)
+    start = np.concatenate([np.full(k, sharpness), np.zeros(k)])
+    done = minimize(
+        _vector_loss,
+        start,
+        args=(z, sets, sharpness),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 2000, "ftol": 1e-13, "gtol": 1e-8},
+    )
+    return Scaling(kind, tuple(done.x[:k].tolist()), tuple(done.x[k:].tolist()))
+
+
+def _sharpness(z: Floats, sets: Bools) -> float:
+    """Return 1/T of the greatest likelihood.
+
+    With labels the loss is convex in 1/T; with sets it is a difference of convex functions and may have
+    several minima: hence a grid first, then the minimum between the neighbours of its best point.
+    """
+
+    def loss(log_sharpness: float) -> float:
+        return float(set_loss(np.exp(log_sharpness) * z, sets).mean())
+
+    grid = np.linspace(-np.log(LIMIT), np.log(LIMIT), 93)  # 1 is among them
+    losses = np.array([loss(x) for x in grid])
+    best = int(losses.argmin())
+    if losses[-1] <= losses[best] + 1e-12:  # flat up to the limit, where a loss of 0 is as low as one can be
+        return LIMIT
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    finer = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-9})
+    return float(np.exp(finer.x if finer.fun < losses[best] else grid[best]))
+
+
+def _vector_loss(values: Floats, z: Floats, sets: Bools, sharpness: float) -> tuple[float, Floats]:
+    """Return the penalised loss and its gradient (2k,); that of a bag's scores is p − p̃."""
+    weight, bias = np.split(values, 2)
+    scores = weight * z + bias
+    away = (weight - sharpness) / sharpness
+    value = set_loss(scores, sets).sum()
+    value += 0.5 * (away**2).sum() + 0.5 * (bias**2).sum()
+    inside = np.where(sets, scores, -np.inf)
+    slope = np.exp(scores - log_sum(scores)[:, None]) - np.exp(inside - log_sum(inside)[:, None])  # (m, k)
+    gradient = np.concatenate([(slope * z).sum(axis=0) + away / sharpness, slope.sum(axis=0) + bias])
+    return float(value), gradient

@@ -1,0 +1,205 @@
+"""Operating points: the arithmetic of the guarantee against brute force, and every edge it has."""
+
+import csv
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.stats import binom, binomtest
+
+from mipl import triage
+from mipl.errors import DataError, SettingError
+from mipl.triage import (
+    OperatingPoint,
+    at_coverage,
+    at_max_error,
+    at_threshold,
+    decisions,
+    least_bags,
+    measured,
+    upper_bound,
+    write_decisions,
+)
+
+LEVELS = st.sampled_from([0.001, 0.01, 0.05, 0.1, 0.3])
+
+
+@st.composite
+def labelled(draw, most=120):
+    """Confidences, rich in ties, and right or wrong."""
+    n = draw(st.integers(1, most))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    c = rng.random(n)
+    if draw(st.booleans()):
+        c = np.round(c, draw(st.integers(0, 2)))
+    return c, rng.random(n) >= draw(st.sampled_from([0.0, 0.02, 0.1, 0.5])) * 2 * (1 - c)
+
+
+@given(count=st.integers(0, 300), share=st.floats(0, 1), delta=LEVELS)
+@settings(deadline=None, max_examples=100)
+def test_the_bound_is_where_so_few_errors_have_the_chance_delta(count, share, delta):
+    errors = round(share * count)
+    bound = upper_bound(errors, count, delta)
+    if errors == count:
+        assert bound == 1.0
+        return
+    by_root = brentq(lambda rate: binom.cdf(errors, count, rate) - delta, 1e-12, 1 - 1e-12, xtol=1e-14)
+    assert bound == pytest.approx(by_root, abs=1e-9)
+    interval = binomtest(errors, count).proportion_ci(1 - 2 * delta, method="exact")
+    assert bound == pytest.approx(interval.high, abs=1e-9)
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.1, 0.37])
+@pytest.mark.parametrize("count", [1, 12, 80])
+def test_the_bound_covers_the_rate_by_summing_over_every_outcome(rate, count):
+    below = [upper_bound(errors, count, 0.1) < rate for errors in range(count + 1)]
+    assert binom.pmf(np.arange(count + 1), count, rate)[below].sum() <= 0.1 + 1e-12
+
+
+@given(max_error=st.floats(1e-3, 0.9), delta=LEVELS)
+def test_the_least_number_of_bags_is_the_least(max_error, delta):
+    least = least_bags(max_error, delta)
+    assert upper_bound(0, least, delta) <= max_error * (1 + 1e-9)
+    assert least == 1 or upper_bound(0, least - 1, delta) > max_error
+
+
+@given(n=st.integers(1, 2000), max_error=st.floats(0.005, 0.8), delta=LEVELS)
+@settings(max_examples=200)
+def test_the_counts_are_fixed_by_the_setting_and_each_can_pass(n, max_error, delta):
+    counts = triage._counts(n, max_error, delta)
+    assert counts == sorted(set(counts))
+    assert counts[-1] == n
+    assert 1 <= len(counts) <= triage.MOST_THRESHOLDS
+    if len(counts) > 1:
+        assert upper_bound(0, counts[0], delta / len(counts)) <= max_error * (1 + 1e-9)
+
+
+@given(data=labelled(), max_error=st.sampled_from([0.05, 0.1, 0.3, 0.6]), delta=LEVELS)
+@settings(deadline=None, max_examples=200)
+def test_the_largest_coverage_that_passes_is_chosen(data, max_error, delta):
+    """The same search as a loop over bags, by the binomial test in place of the bound."""
+    c, right = data
+    counts = triage._counts(len(c), max_error, delta)
+    best = 0
+    for count in counts:
+        next_one = sorted(c.tolist(), reverse=True)[count] if count < len(c) else -1.0
+        above = [i for i in range(len(c)) if c[i] > next_one]
+        wrong = sum(not right[i] for i in above)
+        if above and binom.cdf(wrong, len(above), max_error) <= delta / len(counts):
+            best = max(best, len(above))
+    point = at_max_error(c, right, max_error, delta)
+    assert point.reported == best == point.reports(c).sum()
+    assert (point.threshold is None) == (best == 0)
+    assert point.labelled == len(c)
+    if best:
+        assert point.errors == (~right)[point.reports(c)].sum()
+        assert point.bound <= max_error
+
+
+@given(data=labelled(), power=st.sampled_from([0.3, 2.0]))
+@settings(deadline=None, max_examples=50)
+def test_only_the_order_of_the_confidences_counts(data, power):
+    c, right = np.round(data[0], 6), data[1]  # coarse enough that the power parts what was apart
+    one, other = at_max_error(c, right, 0.2, 0.1), at_max_error(c**power, right, 0.2, 0.1)
+    assert (one.reported, one.errors, one.bound) == (other.reported, other.errors, other.bound)
+    assert (one.reports(c) == other.reports(c**power)).all()
+
+
+def test_no_threshold_is_an_answer_that_says_what_is_missing():
+    sure, right = np.linspace(0.5, 1, 40), np.ones(40, dtype=bool)
+    few = at_max_error(sure, right, 0.05, 0.05)
+    assert few.threshold is None
+    assert not few.reports([0.0, 1.0]).any()
+    assert "takes 59 labelled bags" in few.note
+    assert "there are 40" in few.note
+    impossible = at_max_error(np.ones(10_000), np.ones(10_000), 0.0, 0.05)
+    assert impossible.threshold is None
+    assert "no number of bags" in impossible.note
+    bad = at_max_error(np.linspace(0.5, 1, 400), np.arange(400) % 2, 0.05, 0.05)
+    assert bad.threshold is None
+    assert "smallest bound found on 400 bags" in bad.note
+
+
+def test_one_bag_and_equal_confidences():
+    assert at_max_error([0.9], [1], 0.95, 0.05).threshold == 0.0
+    assert at_max_error([0.9], [1], 0.94, 0.05).threshold is None
+    tied = at_max_error(np.full(200, 1.0), np.ones(200), 0.05, 0.05)  # one tie: all of them or none
+    assert (tied.threshold, tied.reported) == (0.0, 200)
+    half = at_max_error(np.repeat([0.9, 0.6], 200), np.repeat([1, 0], 200), 0.05, 0.05)
+    assert half.reported == 200
+    assert 0.6 < half.threshold <= 0.9
+
+
+def test_everything_is_reported_where_nothing_is_wrong():
+    point = at_max_error(np.linspace(0.3, 1, 300), np.ones(300), 0.05, 0.05)
+    assert (point.threshold, point.reported, point.errors) == (0.0, 300, 0)
+    assert point.reports([0.0]).all()
+
+
+@given(c=st.lists(st.sampled_from([0.2, 0.5, 0.7, 0.9, 1.0]), min_size=1, max_size=30), share=st.floats(0, 1))
+def test_the_coverage_is_the_largest_that_does_not_exceed_the_wish(c, share):
+    point = at_coverage(c, share)
+    possible = [sum(x >= t for x in c) for t in {*c, 2.0}]
+    assert point.reports(c).sum() == max(n for n in possible if n <= share * len(c) + 1e-9)
+
+
+def test_a_fixed_threshold_is_measured_without_a_correction():
+    point = at_threshold(0.8)
+    assert point.reports([0.8, 0.79]).tolist() == [True, False]
+    with_error = measured(point, [0.9] * 50 + [0.5] * 50, [1] * 48 + [0] * 52, 0.1)
+    assert (with_error.labelled, with_error.reported, with_error.errors) == (100, 50, 2)
+    assert with_error.bound == upper_bound(2, 50, 0.1)
+    nothing = measured(at_threshold(1.0), [0.9], [1], 0.1)
+    assert (nothing.reported, nothing.bound) == (0, 1.0)
+    none = measured(at_coverage([0.5, 0.5], 0.5), [0.9], [1], 0.1)
+    assert (none.threshold, none.reported) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: at_max_error([0.5], [1], 1.0), "from 0 to below 1"),
+        (lambda: at_max_error([0.5], [1], -0.1), "from 0 to below 1"),
+        (lambda: at_max_error([0.5], [1], math.nan), "from 0 to below 1"),
+        (lambda: at_max_error([0.5], [1], 0.1, 0.0), "delta is 0.0"),
+        (lambda: at_max_error([0.5], [1], 0.1, 1.0), "delta is 1.0"),
+        (lambda: at_threshold(1.5), "between 0 and 1"),
+        (lambda: at_coverage([0.5], -1), "between 0 and 1"),
+    ],
+)
+def test_bad_settings_are_named(call, sentence):
+    with pytest.raises(SettingError, match=sentence):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("c", "right"), [([], []), ([0.5], [1, 0]), ([[0.5]], [[1]]), ([math.nan], [1]), ([2], [1]), ([0.5], [2])]
+)
+def test_bad_evidence_is_refused(c, right):
+    with pytest.raises(DataError):
+        at_max_error(c, right, 0.1)
+    with pytest.raises(DataError, match="cannot be"):
+        upper_bound(3, 2, 0.1)
+
+
+def test_decisions_are_written_as_they_are(tmp_path):
+    p = np.array([[0.7, 0.3], [0.45, 0.55]])
+    sets = np.array([[False, False], [True, True]])  # the first is empty: its label is shown all the same
+    rows = decisions(["a", "b"], ["ash, old", "birch"], p, at_threshold(0.6), sets)
+    write_decisions(tmp_path / "d.csv", rows)
+    with (tmp_path / "d.csv").open(newline="") as file:
+        read = list(csv.DictReader(file))
+    assert [tuple(row.values())[:5] for row in read] == [
+        ("a", "ash, old", "0.7", "ash, old", "report"),
+        ("b", "birch", "0.55", "ash, old|birch", "review"),
+    ]
+    assert read[0]["reason"] == "confidence is at least 0.6"
+    assert read[1]["reason"] == "confidence is below 0.6"
+    none = decisions(["a"], ["ash", "birch"], p[:1], OperatingPoint("max_error", None, ""))
+    assert (none[0]["decision"], none[0]["prediction_set"]) == ("review", [])
+    assert none[0]["reason"] == "no threshold meets the rule"
+    assert dataclasses.asdict(at_threshold(0.6)) == at_threshold(0.6).to_dict()
