@@ -12,7 +12,8 @@ import mipl
 from mipl.data.bags import Bags
 from mipl.data.benchmarks import gaussian_bags
 from mipl.errors import DataError, SettingError, StorageError
-from mipl.estimators import BagClassifier, CDLClassifier, MiplNotice, NotFittedError
+from mipl.estimators import BagClassifier, CDLClassifier, NotFittedError
+from mipl.training.checks import MiplNotice
 
 FAST = {"epochs": 3}
 

@@ -1,5 +1,6 @@
 """Runs in parallel processes, with real processes killed."""
 
+import dataclasses
 import os
 import signal
 import threading
@@ -31,7 +32,7 @@ def job(source, store, split=1, method="sam-cn", **params):
 
 
 def test_a_record_is_what_the_estimator_gives(source, tmp_path):
-    run(job(source, tmp_path))
+    run([job(source, tmp_path)])
     record = Store(tmp_path).get(job(source, tmp_path).spec)
     bags = source.open()
     train, test = stratified_split(bags, 1)
@@ -52,10 +53,35 @@ def test_parallel_runs_leave_the_records_of_single_ones_with_one_thread_each(sou
     for each in jobs:
         record = Store(tmp_path / "many").get(each.spec)
         assert record.info["threads"] == 1
-        run(job(source, tmp_path / "one", each.split))
+        run([job(source, tmp_path / "one", each.split)])
         alone = Store(tmp_path / "one").get(each.spec)
         np.testing.assert_array_equal(record.arrays["probabilities"], alone.arrays["probabilities"])
     assert "OMP_NUM_THREADS" not in os.environ or os.environ["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.slow
+def test_splits_trained_together_have_records_of_their_own(source, tmp_path):
+    block = (1, 2, 3)
+    jobs = [dataclasses.replace(job(source, tmp_path, split, dropout=0.0), together=block) for split in block]
+    alone = job(source, tmp_path, 2, dropout=0.0)
+    assert len({each.spec.hash for each in (*jobs, alone)}) == 4
+    assert run_local([*jobs, alone], workers=2, show=False) == []
+    store = Store(tmp_path)
+    for each in jobs:
+        assert store.get(each.spec).spec["together"] == [1, 2, 3]
+    assert "together" not in store.get(alone.spec).spec
+    np.testing.assert_allclose(  # without dropout the same but for rounding
+        store.get(jobs[1].spec).arrays["probabilities"],
+        store.get(alone.spec).arrays["probabilities"],
+        atol=1e-4,
+    )
+    before = [(tmp_path / each.spec.hash / "record.json").stat().st_mtime_ns for each in jobs]
+    (tmp_path / jobs[0].spec.hash / "record.json").write_text("{")
+    wanted = store.get(jobs[1].spec).arrays["probabilities"]
+    run_local(jobs, workers=1, show=False)  # all three again, so that the first is what it was
+    after = [(tmp_path / each.spec.hash / "record.json").stat().st_mtime_ns for each in jobs]
+    assert all(a > b for a, b in zip(after, before, strict=True))
+    np.testing.assert_array_equal(store.get(jobs[1].spec).arrays["probabilities"], wanted)
 
 
 @pytest.mark.slow

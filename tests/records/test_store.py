@@ -38,9 +38,13 @@ def test_what_is_put_is_got(tmp_path):
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(RunSpec)])
 def test_any_change_of_the_spec_is_another_run(field):
     value = getattr(SPEC, field)
-    other = {"str": lambda v: v + "x", "int": lambda v: v + 1, "dict": lambda v: {**v, "x": 1}}[
-        type(value).__name__
-    ]
+    changes = {
+        "str": lambda v: v + "x",
+        "int": lambda v: v + 1,
+        "dict": lambda v: {**v, "x": 1},
+        "tuple": lambda v: (*v, 1),
+    }
+    other = changes[type(value).__name__]
     assert dataclasses.replace(SPEC, **{field: other(value)}).hash != SPEC.hash
 
 

@@ -19,41 +19,46 @@ from mipl.training.progress import progress_bar
 def run_local(jobs: Sequence[Job], workers: int, show: bool = True) -> list[tuple[Job, str]]:
     """Make every run that has no record yet, ``workers`` at a time; return the failed ones with the reason.
 
-    A run that fails, or whose process is killed, costs only itself.
+    A run that fails, or whose process is killed, costs only itself and those trained together with it.
     """
     store = Store(Path(jobs[0].store)) if jobs else None
-    waiting = [job for job in jobs if store is not None and store.get(job.spec) is None]
+    waiting = [
+        unit
+        for unit in _units(jobs)
+        if store is not None and any(store.get(job.spec) is None for job in unit)
+    ]
     workers = max(1, min(workers, os.cpu_count() or 1, len(waiting) or 1))
-    total = sum(_epochs(job) for job in waiting)
+    total = sum(map(_epochs, waiting))
     failures: list[tuple[Job, str]] = []
-    running: dict[Connection, tuple[Job, SpawnProcess]] = {}
+    running: dict[Connection, tuple[list[Job], SpawnProcess]] = {}
     done: dict[int, int] = {}
     context = multiprocessing.get_context("spawn")  # a forked torch may hang
     with progress_bar("runs", total, show) as report:
         try:
             while waiting or running:
                 while waiting and len(running) < workers:
-                    job = waiting.pop(0)
+                    unit = waiting.pop(0)
                     ours, theirs = context.Pipe(duplex=False)
-                    process = context.Process(target=_work, args=(job, theirs), daemon=True)
+                    process = context.Process(target=_work, args=(unit, theirs), daemon=True)
                     with _single_thread():
                         process.start()
                     theirs.close()
-                    running[ours] = (job, process)
+                    running[ours] = (unit, process)
                 for connection in wait(list(running)):
                     assert isinstance(connection, Connection)
-                    job, process = running[connection]
+                    unit, process = running[connection]
                     message = _receive(connection)
                     if isinstance(message, int):
-                        done[id(job)] = message
-                        report(sum(done.values()), job.title)
+                        done[id(unit)] = message * len(unit)
+                        report(sum(done.values()), unit[0].title)
                         continue
                     process.join()
                     connection.close()
                     del running[connection]
-                    done[id(job)] = _epochs(job)
+                    done[id(unit)] = _epochs(unit)
                     if message != "finished":
-                        failures.append((job, message or f"its process ended with code {process.exitcode}"))
+                        reason = message or f"its process ended with code {process.exitcode}"
+                        failures += [(job, reason) for job in unit]
         finally:
             for _, process in running.values():
                 process.terminate()
@@ -61,8 +66,17 @@ def run_local(jobs: Sequence[Job], workers: int, show: bool = True) -> list[tupl
     return failures
 
 
-def _work(job: Job, connection: Any) -> None:
-    """Make one run in a process of its own, sending the epochs done, then ``finished`` or the reason."""
+def _units(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Return what is run in one process each: a run alone, or those that are trained together."""
+    units: dict[tuple[object, ...], list[Job]] = {}
+    for number, job in enumerate(jobs):
+        key = (job.method, job.together) if job.together else (number,)
+        units.setdefault(key, []).append(job)
+    return list(units.values())
+
+
+def _work(jobs: list[Job], connection: Any) -> None:
+    """Make the runs of one process, sending the epochs done, then ``finished`` or the reason."""
     import torch
 
     torch.set_num_threads(1)
@@ -75,7 +89,7 @@ def _work(job: Job, connection: Any) -> None:
             connection.send(done)
 
     try:
-        run(job, report)
+        run(jobs, report)
         connection.send("finished")
     except KeyboardInterrupt:
         pass
@@ -90,8 +104,8 @@ def _receive(connection: Connection) -> Any:
         return None
 
 
-def _epochs(job: Job) -> int:
-    return int(job.spec.recipe_settings["epochs"])
+def _epochs(unit: list[Job]) -> int:
+    return len(unit) * int(unit[0].spec.recipe_settings["epochs"])
 
 
 class _single_thread:  # noqa: N801 (used as a context manager)

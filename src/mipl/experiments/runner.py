@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mipl.data.bags import Bags
 from mipl.data.sources import Source
 from mipl.data.splits import Split, official_split, stratified_fold, stratified_split
 from mipl.errors import DataError
-from mipl.estimators import BagClassifier, make_classifier
+from mipl.estimators import BagClassifier, fit_together, make_classifier
 from mipl.metrics import evaluate
 from mipl.nn.network import BagNetwork
 from mipl.records.spec import RunSpec
@@ -40,6 +41,7 @@ class Job:
     store: str
     split_folder: str = ""  # of official splits
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the bags
+    together: tuple[int, ...] = ()  # splits to be trained at once, this one among them; none: alone
 
     @property
     def title(self) -> str:
@@ -66,19 +68,30 @@ class Job:
             split=self.split,
             splits=self.splits,
             seed=self.seed,
+            together=self.together,
         )
 
 
-def run(job: Job, report: Report | None = None) -> None:
-    """Make one run and leave its record in the store."""
-    bags = job.source.open()
-    if bags.digest() != job.data_digest:
-        raise DataError(f"{job.source.name} has changed since the runs were planned: start again.")
-    train, test = split_of(bags, job)
-    classifier = job.classifier()
+def run(jobs: Sequence[Job], report: Report | None = None) -> None:
+    """Make one run, or several of one method at once, and leave their records in the store."""
+    bags = jobs[0].source.open()
+    if bags.digest() != jobs[0].data_digest:
+        raise DataError(f"{jobs[0].source.name} has changed since the runs were planned: start again.")
+    splits = [split_of(bags, job) for job in jobs]
+    classifiers = [job.classifier() for job in jobs]
     started = time.perf_counter()
-    classifier.fit(bags[train], report=report)
-    fitted = time.perf_counter()
+    if len(jobs) == 1:
+        classifiers[0].fit(bags[splits[0][0]], report=report)
+    else:
+        fit_together(classifiers, [bags[train] for train, _ in splits], report)
+    seconds = (time.perf_counter() - started) / len(jobs)
+    for job, split, classifier in zip(jobs, splits, classifiers, strict=True):
+        _record(job, bags, split, classifier, seconds)
+
+
+def _record(job: Job, bags: Bags, split: Split, classifier: BagClassifier, seconds: float) -> None:
+    train, test = split
+    started = time.perf_counter()
     test_bags = bags[test]
     probabilities = classifier.predict_proba(test_bags)
     predicted = time.perf_counter()
@@ -95,7 +108,7 @@ def run(job: Job, report: Report | None = None) -> None:
         "given": {name: value for name, value in job.params.items() if name != "recipe"},
         "metrics": evaluate(probabilities, test_bags.labels),
         "data": {"train_bags": len(train), "test_bags": len(test), "provenance": dict(bags.provenance)},
-        "seconds": {"fit": fitted - started, "predict": predicted - fitted},
+        "seconds": {"fit": seconds, "predict": predicted - started},
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "parameters": sum(p.numel() for p in classifier.network_.parameters()),
         "loss": classifier.history_["loss"],

@@ -41,6 +41,7 @@ class Method(ABC):
     advice: ClassVar[str] = ""  # when to use it
     cost: ClassVar[str] = ""  # what it takes in time and memory
     shared: ClassVar[bool] = False  # whether processes that each see a share of the bags can train it
+    logits_alone: ClassVar[bool] = False  # whether a bag's loss depends on its own logits and weights alone
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:

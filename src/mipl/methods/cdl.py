@@ -21,6 +21,7 @@ from mipl.registry import setting
 class CDL(AttentionMethod):
     """MDL times a power of (1 − margin): ambiguous bags keep their full signal, separated ones less."""
 
+    logits_alone = True
     summary = (
         "Disambiguation loss scaled by the margin between the top candidate and its competitor: the second "
         "candidate (cc) or the strongest non-candidate (cn). The network encodes instances, weighs them by "

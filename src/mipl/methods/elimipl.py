@@ -33,6 +33,7 @@ OTHERWISE = (0.01, 10.0, 10.0)
 class ELIMIPL(AttentionMethod):
     """Cross-entropy against the weights, few probable candidates, no probable non-candidates."""
 
+    logits_alone = True
     summary = (
         "Momentum-based disambiguation on SAM, plus μ times the candidates' probabilities (sparsity) and γ "
         "times −log(1 − p) of the non-candidates (inhibition). With its own sigmoid head no confidence "

@@ -23,6 +23,7 @@ LOSSES = {"fl": focal_loss, "ifl": inverse_focal_loss}
 class Focal(AttentionMethod):
     """(1 − p)^γ or (1 + p)^γ inside the disambiguation loss."""
 
+    logits_alone = True
     summary = (
         "Focal (fl, Eq. 5) or inverse focal (ifl, Eq. 6) loss over the candidates: the paper's naive "
         "calibration, under-confident and over-confident respectively."

@@ -17,6 +17,7 @@ from mipl.pseudo_labels import PseudoLabels
 class MDL(AttentionMethod):
     """Cross-entropy against the pseudo-label weights."""
 
+    logits_alone = True
     summary = (
         "Momentum-based disambiguation loss (Eq. 22) without a margin factor: the uncalibrated reference. "
         "With head=sigmoid it has the confidence ceiling of the earlier methods."

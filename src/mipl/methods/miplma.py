@@ -23,6 +23,7 @@ PUBLISHED = {("mnist-mipl", 1): 0.05, ("mnist-mipl", 2): 0.1, ("mnist-mipl", 3):
 class MIPLMA(AttentionMethod):
     """Cross-entropy against the weights, and the mean and spread of the batch's margins."""
 
+    shared = False  # its margins are spread over the bags of a batch
     summary = (
         "Momentum-based disambiguation on MAM, plus λ · mean(m) / (1 − std(m)) over the bags of a batch, "
         "where m = (1 − top candidate + top non-candidate) / 2: margins that are wide and alike. With its "

@@ -19,6 +19,7 @@ from mipl.registry import setting
 class Smoothing(AttentionMethod):
     """Cross-entropy against weights of which a share is spread over the candidates."""
 
+    logits_alone = True
     summary = (
         "Momentum-based disambiguation against (1 − ε) w + ε/|S| on the candidates: label smoothing that "
         "never takes a non-candidate for the truth. A bag with one candidate is not smoothed."

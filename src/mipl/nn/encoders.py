@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -36,12 +38,17 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…) -> (…)."""
-        dropped = min(round(self.p * 256), 255)
-        if not self.training or not dropped:
-            return x
-        draws = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None)
-        kept = draws.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped
-        return x * kept.to(x.dtype).mul_(256 / (256 - dropped))
+        kept, factor = self.kept(x, x.shape)
+        return x if kept is None else x * kept.to(x.dtype).mul_(factor)
+
+    def kept(self, like: Tensor, shape: tuple[int, ...]) -> tuple[Tensor | None, float]:
+        """Return which values of a shape (…) are kept (none: all are), and the factor on these."""
+        share = min(round(self.p * 256), 255)
+        if not self.training or not share:
+            return None, 1.0
+        size = math.prod(shape)
+        draws = torch.empty(-(-size // 8), dtype=torch.int64, device=like.device).random_(-(2**63), None)
+        return draws.view(torch.uint8)[:size].view(shape) >= share, 256 / (256 - share)
 
 
 class PixelDropout(Dropout):

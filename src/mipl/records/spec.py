@@ -22,10 +22,13 @@ class RunSpec:
     split: int
     splits: str  # "stratified" or "official"
     seed: int
+    together: tuple[int, ...] = ()  # the splits that were trained at once with this one, itself included
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the spec as JSON-ready values."""
-        return dataclasses.asdict(self)
+        """Return the spec as JSON-ready values; a run alone says nothing of others."""
+        values = dataclasses.asdict(self)
+        together = list(values.pop("together"))
+        return {**values, "together": together} if together else values
 
     @property
     def hash(self) -> str:

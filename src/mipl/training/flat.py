@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import torch
@@ -15,7 +16,11 @@ class FlatParameters:
     of gradients took a fifth of the training on Birdsong-MIPL, and take a twentieth on vectors.
     """
 
-    def __init__(self, shares: Iterable[tuple[float, list[nn.Parameter]]]) -> None:
+    def __init__(
+        self, shares: Iterable[tuple[float, list[nn.Parameter]]], members: int | None = None
+    ) -> None:
+        """``members``: every parameter is stacked (members, …), and every vector a matrix of as many rows."""
+        self._members = members
         self._parameters: list[nn.Parameter] = []
         vectors: dict[tuple[float, torch.dtype], list[nn.Parameter]] = {}
         for share, parameters in shares:
@@ -28,8 +33,9 @@ class FlatParameters:
         ]
         self.vectors: list[nn.Parameter] = [group["params"][0] for group in self.groups]  # type: ignore[index]
 
-    @staticmethod
-    def _flatten(parameters: list[nn.Parameter]) -> nn.Parameter:
+    def _flatten(self, parameters: list[nn.Parameter]) -> nn.Parameter:
+        if self._members is not None:
+            return self._flatten_rows(parameters, self._members)
         flat = nn.Parameter(torch.cat([p.new_zeros(p.numel()) for p in parameters]))
         flat.grad = torch.zeros_like(flat)
         start = 0
@@ -40,6 +46,29 @@ class FlatParameters:
             p.data, p.grad = view.copy_(p.detach()), flat.grad.as_strided(*place)
             start += p.numel()
         return flat
+
+    @staticmethod
+    def _flatten_rows(parameters: list[nn.Parameter], members: int) -> nn.Parameter:
+        sizes = [p[0].numel() for p in parameters]
+        flat = nn.Parameter(parameters[0].new_zeros((members, sum(sizes))))
+        flat.grad = torch.zeros_like(flat)
+        starts = itertools.accumulate(sizes, initial=0)
+        for p, start, size in zip(parameters, starts, sizes, strict=False):
+            own, gradient = (
+                rows[:, start : start + size].view(p.shape) for rows in (flat.detach(), flat.grad)
+            )
+            p.data, p.grad = own.copy_(p.detach()), gradient
+        return flat
+
+    def clip(self, largest: float) -> None:
+        """Shorten the gradient, or every member's, to a norm of at most ``largest``."""
+        if self._members is None:
+            nn.utils.clip_grad_norm_(self.vectors, largest, foreach=True)
+            return
+        squares = [gradient.square().sum(dim=1, keepdim=True) for gradient in self.gradients]  # (members, 1)
+        norm = torch.stack(squares).sum(dim=0).sqrt_()
+        for gradient in self.gradients:
+            gradient.mul_((largest / (norm + 1e-6)).clamp_(max=1.0))
 
     @property
     def gradients(self) -> list[Tensor]:

@@ -7,13 +7,14 @@ import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
 from mipl.data.bags import Bags
-from mipl.data.batch import BagLoader
+from mipl.data.batch import BagBatch, BagLoader
 from mipl.errors import SettingError, TrainingError
 from mipl.methods.base import Clock, Method
 from mipl.nn.encoders import PixelDropout
@@ -26,6 +27,15 @@ from mipl.training.progress import Report
 from mipl.training.recipes import Recipe
 
 History = dict[str, list[float]]
+
+
+class Loader(Protocol):
+    """Where batches come from."""
+
+    bags: Bags
+
+    def epoch(self, batch_size: int, rng: np.random.Generator, drop: float = 0.0) -> Iterator[BagBatch]:
+        """Yield every bag once, shuffled."""
 
 
 def training_spec(method: Method, bags: Bags, recipe: Recipe, seed: int) -> dict[str, Any]:
@@ -79,7 +89,36 @@ def train(
     with _randomness(group, "prepare", seed):
         method.prepare(net, loader, table, seed)
     done, history = load_checkpoint(checkpoint, spec, net, optimizer, table, group) if checkpoint else (0, {})
-    for epoch in range(done + 1, recipe.epochs + 1):
+    course = epochs(method, net, loader, parameters, optimizer, table, recipe, seed, group, done + 1)
+    for epoch, (values,) in course:
+        for name, value in values.items():
+            history.setdefault(name, []).append(value)
+        if checkpoint:
+            save_checkpoint(checkpoint, spec, epoch, net, optimizer, table, history, group, len(bags))
+        if report and group.rank == 0:
+            report(epoch, f"loss {values['loss']:.3f}")
+    parameters.release()
+    net.eval()
+    with _randomness(group, "finish", seed), torch.no_grad():
+        method.finish(net, loader)
+    return history
+
+
+def epochs(
+    method: Method,
+    net: nn.Module,
+    loader: Loader,
+    parameters: FlatParameters,
+    optimizer: torch.optim.Optimizer,
+    table: PseudoLabels,
+    recipe: Recipe,
+    seed: int,
+    group: Alone,
+    first: int = 1,
+    members: int = 1,
+) -> Iterator[tuple[int, list[dict[str, float]]]]:
+    """Train from epoch ``first`` on and yield after each what it gave, for every one of the net's members."""
+    for epoch in range(first, recipe.epochs + 1):
         started = time.perf_counter()
         clock = Clock(
             epoch,
@@ -92,26 +131,24 @@ def train(
             layers["lr"] = layers["share"] * recipe.lr_at(epoch)
         # the first process draws as one alone does, the others each their own dropout
         with _randomness(group, "epoch", seed, epoch, *([group.rank] if group.rank else [])):
-            loss = _epoch(method, net, loader, parameters, optimizer, table, clock, recipe, seed, group)
-        top = table.weights.max(dim=1).values.sum()
+            losses = _epoch(
+                method, net, loader, parameters, optimizer, table, clock, recipe, seed, group, members
+            )
+        top = table.weights.max(dim=1).values.view(members, -1).sum(dim=1)
         group.add([top])
-        values = {
-            "loss": loss,
-            "lr": recipe.lr_at(epoch),
-            "weight_on_top": float(top) / len(bags),
-            "seconds": time.perf_counter() - started,
-        }
-        for name, value in values.items():
-            history.setdefault(name, []).append(value)
-        if checkpoint:
-            save_checkpoint(checkpoint, spec, epoch, net, optimizer, table, history, group, len(bags))
-        if report and group.rank == 0:
-            report(epoch, f"loss {loss:.3f}")
-    parameters.release()
-    net.eval()
-    with _randomness(group, "finish", seed), torch.no_grad():
-        method.finish(net, loader)
-    return history
+        seconds = time.perf_counter() - started
+        yield (
+            epoch,
+            [
+                {
+                    "loss": loss / len(loader.bags),
+                    "lr": recipe.lr_at(epoch),
+                    "weight_on_top": weight / len(loader.bags),
+                    "seconds": seconds / members,
+                }
+                for loss, weight in zip(losses, top.tolist(), strict=True)
+            ],
+        )
 
 
 @contextlib.contextmanager
@@ -125,7 +162,7 @@ def _randomness(group: Alone, *names: str | int) -> Iterator[None]:
 def _epoch(
     method: Method,
     net: nn.Module,
-    loader: BagLoader,
+    loader: Loader,
     parameters: FlatParameters,
     optimizer: torch.optim.Optimizer,
     table: PseudoLabels,
@@ -133,30 +170,31 @@ def _epoch(
     recipe: Recipe,
     seed: int,
     group: Alone,
-) -> float:
+    members: int,
+) -> list[float]:
     net.train()
     method.on_epoch_start(net, clock.epoch)
-    total = 0.0
+    total = [0.0] * members
     shuffle = rng_for("shuffle", seed, clock.epoch)
     for batch in loader.epoch(recipe.batch_size or len(loader.bags), shuffle, recipe.instance_dropout):
         parameters.zero_grad()
-        loss = torch.zeros((), device=group.device)
+        loss = torch.zeros(members, device=group.device)
         if len(batch.sizes):  # of several processes one may have no bag in a batch
             with group.autocast():
                 losses = method.objective(net, batch, table, clock)  # (b,)
             torch.autograd.backward(losses.sum() / batch.step)
-            loss = losses.detach().sum()
+            loss = losses.detach().view(members, -1).sum(dim=1)
         group.add([loss, *parameters.gradients])
         if recipe.clip_norm is not None:
-            nn.utils.clip_grad_norm_(parameters.vectors, recipe.clip_norm, foreach=True)
+            parameters.clip(recipe.clip_norm)
         optimizer.step()
         if len(batch.sizes):
             method.after_step(net, batch, table, clock)
-        total += float(loss)
-        if total != total:
+        total = [before + now for before, now in zip(total, loss.tolist(), strict=True)]
+        if any(value != value for value in total):
             raise TrainingError(
                 f"The loss became NaN in epoch {clock.epoch}: lower lr, "
                 "or use recipe='stable', which clips gradients."
             )
     method.on_epoch_end(net, table, clock)
-    return total / len(loader.bags)
+    return total

@@ -1,0 +1,33 @@
+"""What is looked at before a training starts."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+
+from mipl.data.bags import Bags
+from mipl.errors import DataError
+
+
+class MiplNotice(UserWarning):
+    """Something allowed that the user may not have meant."""
+
+
+def check_training(bags: Bags) -> None:
+    """Refuse bags that nothing can be learned from, and warn of what may not be meant."""
+    if bags.candidates is None:
+        raise DataError("The bags have no candidate sets: pass y=candidates, or bags that carry them.")
+    if bags.k < 2:
+        raise DataError(
+            f"There is one class only ({', '.join(map(str, bags.classes))}): a classifier needs two."
+        )
+    if not len(bags):
+        raise DataError("There is no bag to train on.")
+    unseen = [str(bags.classes[c]) for c in np.flatnonzero(~bags.candidates.any(axis=0))]
+    if unseen:
+        warnings.warn(
+            f"No bag has the candidate {', '.join(unseen)}: it cannot be learned.", MiplNotice, stacklevel=4
+        )
+    if (bags.candidates.sum(axis=1) == 1).all():
+        warnings.warn("Every bag has one candidate: this is ordinary supervision.", MiplNotice, stacklevel=4)
