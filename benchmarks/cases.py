@@ -35,6 +35,11 @@ class Case:
     measured_splits: int
     measured_epochs: int
 
+    @property
+    def vectors(self) -> bool:
+        """Whether instances are feature vectors."""
+        return len(self.bags.feature_shape) == 1
+
 
 REFERENCE_GFLOPS = 136.0
 

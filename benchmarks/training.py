@@ -20,12 +20,18 @@ LADDER = (2, 4, 8, 16, 32, 64, 100)  # epochs of whole trainings, the shortest t
 LIMIT = 150.0  # seconds on the way to an accuracy, for each side
 
 
-def mipl_run(data: str, methods: Sequence[str], splits: int, epochs: int, scratch: Path) -> Json:
-    """Run ``mipl run`` as a user would, with its defaults, one process a core; return times and accuracy."""
+def mipl_run(
+    data: str, methods: Sequence[str], splits: int, epochs: int, scratch: Path, vectors: bool = False
+) -> Json:
+    """Run ``mipl run`` as a user would, with its defaults, one process a core; return times and accuracy.
+
+    The splits of feature vectors are trained together, as many as there are for a process.
+    """
+    together = -(-splits // cores()) if vectors else 1
     with tempfile.TemporaryDirectory(dir=scratch) as store:
         words = [
             *(sys.executable, "-m", "mipl.cli", "run", data, "--out", store, "--json"),
-            *("--methods", ",".join(methods), "--splits", f"1-{splits}"),
+            *("--methods", ",".join(methods), "--splits", f"1-{splits}", "--together", str(together)),
             *("--jobs", str(cores()), "--set", f"epochs={epochs}"),
         ]
         done = commands([words])[0]
@@ -64,7 +70,7 @@ def section(cases: Sequence[Case], gemm: Json, scratch: Path, repeats: int, full
                 "loop", "run", bags=case.path, split=1, method=case.method, epochs=EPOCHS,
                 warm=case.warm, measure=case.measured_bags,
             )  # fmt: skip
-            ours = mipl_run(case.path, [case.method], splits, epochs, scratch)
+            ours = mipl_run(case.path, [case.method], splits, epochs, scratch, case.vectors)
             ms.append(loop["ms_per_bag"])
             slow.append(ms[-1] * bags_in_all / 1000)
             fast.append(whole_run(ours, splits, epochs))
@@ -152,7 +158,7 @@ def _mipl_to(case: Case, accuracy: float, scratch: Path, limit: float) -> Json:
     splits, started = min(cores(), SPLITS), time.perf_counter()
     tried: list[Json] = []
     for epochs in LADDER:
-        run = mipl_run(case.path, [case.method], splits, epochs, scratch)
+        run = mipl_run(case.path, [case.method], splits, epochs, scratch, case.vectors)
         tried.append({"epochs": epochs, **run})
         if run["accuracy"] >= accuracy:
             break
@@ -169,7 +175,7 @@ def _mipl_to(case: Case, accuracy: float, scratch: Path, limit: float) -> Json:
             f"it was chosen by the test accuracy."
         )
         return {"seconds": last["wall"] * rounds, "epochs": last["epochs"], "tried": tried, "said": said}
-    whole = mipl_run(case.path, [case.method], SPLITS, last["epochs"], scratch)
+    whole = mipl_run(case.path, [case.method], SPLITS, last["epochs"], scratch, case.vectors)
     said = (
         f"mipl with {last['epochs']} epochs, measured on all {SPLITS} splits "
         f"({100 * whole['accuracy']:.1f}% on them); the epochs were chosen by the test accuracy of "
