@@ -177,20 +177,36 @@ def results(
     methods: Annotated[
         str | None, typer.Option("--methods", help="Only these methods, separated by commas.")
     ] = None,
+    r: Annotated[int | None, typer.Option("-r", help="Only this number of false positives.")] = None,
+    recipe: Annotated[str | None, typer.Option("--recipe", help="Only this recipe.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write a row a run to this .parquet or .csv file."),
+    ] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")] = False,
     as_json: JsonOpt = False,
 ) -> None:
     """Show the results in a folder of records, means over splits, with the paper's beside them."""
     from mipl.records.store import Store
+    from mipl.records.table import write_table
     from mipl.reports.results import HEADER, markdown, result_cells, result_rows
 
     if not folder.is_dir():
         raise SettingError(f"{folder} is not a folder of records.")
-    rows = [
-        row
-        for row in result_rows(Store(folder))
-        if dataset in (None, row["dataset"]) and (methods is None or row["method"] in methods.split(","))
+    wanted = {
+        "dataset": None if dataset is None else {dataset},
+        "method": None if methods is None else {name.strip() for name in methods.split(",")},
+        "r": None if r is None else {r},
+        "recipe": None if recipe is None else {recipe},
+    }
+    records = [
+        record
+        for record in Store(folder)
+        if all(values is None or record.spec[name] in values for name, values in wanted.items())
     ]
+    if out is not None:
+        write_table(records, out)
+    rows = result_rows(records)
     if as_json:
         print_json(rows)
     elif as_markdown:
