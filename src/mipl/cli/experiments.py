@@ -28,6 +28,14 @@ from mipl.cli.app import (
 )
 from mipl.errors import SettingError
 
+EngineOpt = Annotated[
+    str, typer.Option("--engine", help="What makes the runs: local (processes here) or ray.")
+]
+AddressOpt = Annotated[
+    str | None,
+    typer.Option("--address", help="A Ray cluster's address; without it one is started here."),
+]
+
 
 @app.command()
 def demo(
@@ -96,11 +104,13 @@ def run(
     skip_missing: SkipMissingOpt = False,
     seed: SeedOpt = 0,
     data_seed: DataSeedOpt = None,
+    engine: EngineOpt = "local",
+    address: AddressOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Train methods over train/test splits in parallel, leaving one record a run; finished runs are kept."""
     from mipl.data.sources import Source
-    from mipl.experiments.engines import run_local
+    from mipl.experiments.engines import run_jobs
     from mipl.experiments.runner import Job, split_of
     from mipl.methods import METHODS
     from mipl.records.store import Store
@@ -131,7 +141,7 @@ def run(
         split_of(bags, job)
     specs = [job.spec for job in planned]
     try:
-        failures = run_local(planned, jobs, show=not as_json)
+        failures = run_jobs(planned, engine, jobs, address, show=not as_json)
     except KeyboardInterrupt:
         print(f"mipl: stopped; finished runs are in {out}: the same command makes the rest.", file=sys.stderr)
         raise typer.Exit(130) from None

@@ -1,4 +1,4 @@
-"""The local engine: one process a run, one thread a process, threads × processes never above the cores."""
+"""Runs by an engine: here, one process a run and one thread a process, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -11,23 +11,28 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+from mipl.errors import SettingError, suggest
 from mipl.experiments.runner import Job, run
 from mipl.records.store import Store
 from mipl.training.progress import progress_bar
+
+ENGINES = ("local", "ray")
+ATTEMPTS = 3  # starts of a run whose process is killed before it is a failure
 
 
 def run_local(jobs: Sequence[Job], workers: int, show: bool = True) -> list[tuple[Job, str]]:
     """Make every run that has no record yet, ``workers`` at a time; return the failed ones with the reason.
 
-    A run that fails, or whose process is killed, costs only itself.
+    A run that fails costs only itself. One whose process is killed is done again.
     """
-    store = Store(Path(jobs[0].store)) if jobs else None
-    waiting = [job for job in jobs if store is not None and store.get(job.spec) is None]
+    waiting = without_record(jobs)
+    # threads × processes are never above the cores
     workers = max(1, min(workers, os.cpu_count() or 1, len(waiting) or 1))
-    total = sum(_epochs(job) for job in waiting)
+    total = sum(map(epochs_of, waiting))
     failures: list[tuple[Job, str]] = []
     running: dict[Connection, tuple[Job, SpawnProcess]] = {}
     done: dict[int, int] = {}
+    killed: dict[int, int] = {}
     context = multiprocessing.get_context("spawn")  # a forked torch may hang
     with progress_bar("runs", total, show) as report:
         try:
@@ -51,14 +56,40 @@ def run_local(jobs: Sequence[Job], workers: int, show: bool = True) -> list[tupl
                     process.join()
                     connection.close()
                     del running[connection]
-                    done[id(job)] = _epochs(job)
+                    if message is None:
+                        killed[id(job)] = killed.get(id(job), 0) + 1
+                        if killed[id(job)] < ATTEMPTS:
+                            waiting.append(job)
+                            continue
+                        message = f"its process ended {ATTEMPTS} times with code {process.exitcode}"
+                    done[id(job)] = epochs_of(job)
                     if message != "finished":
-                        failures.append((job, message or f"its process ended with code {process.exitcode}"))
+                        failures.append((job, message))
         finally:
             for _, process in running.values():
                 process.terminate()
                 process.join()
     return failures
+
+
+def run_jobs(
+    jobs: Sequence[Job], engine: str, workers: int, address: str | None = None, show: bool = True
+) -> list[tuple[Job, str]]:
+    """Make the runs that have no record yet with the engine ``local`` or ``ray``; return the failed ones."""
+    if engine not in ENGINES:
+        raise SettingError(f"There is no engine '{engine}'.{suggest(engine, ENGINES)}")
+    if engine == "ray":
+        from mipl.experiments.cluster import run_ray  # Ray is optional, and slow to import
+
+        return run_ray(jobs, workers, address, show)
+    if address is not None:
+        raise SettingError("--address is that of a Ray cluster: give --engine ray with it.")
+    return run_local(jobs, workers, show)
+
+
+def without_record(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs that have no sound record yet."""
+    return [job for job in jobs if Store(Path(job.store)).get(job.spec) is None]
 
 
 def _work(job: Job, connection: Any) -> None:
@@ -90,7 +121,8 @@ def _receive(connection: Connection) -> Any:
         return None
 
 
-def _epochs(job: Job) -> int:
+def epochs_of(job: Job) -> int:
+    """Return the epochs that a run will train for."""
     return int(job.spec.recipe_settings["epochs"])
 
 

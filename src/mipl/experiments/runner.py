@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import mipl
 from mipl.data.bags import Bags
@@ -71,6 +72,16 @@ class Job:
 
 def run(job: Job, report: Report | None = None) -> None:
     """Make one run and leave its record in the store."""
+    keep(job, *measure(job, report))
+
+
+def keep(job: Job, info: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+    """Leave the record of a finished run in the store."""
+    Store(Path(job.store)).put(job.spec, info, arrays)
+
+
+def measure(job: Job, report: Report | None = None) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Make one run and return what its record holds: the info and the arrays."""
     bags = job.source.open()
     if bags.digest() != job.data_digest:
         raise DataError(f"{job.source.name} has changed since the runs were planned: start again.")
@@ -103,7 +114,7 @@ def run(job: Job, report: Report | None = None) -> None:
         "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
         "versions": mipl.versions(),
     }
-    Store(Path(job.store)).put(job.spec, info, arrays)
+    return info, arrays
 
 
 def split_of(bags: Bags, job: Job) -> Split:

@@ -1,0 +1,81 @@
+"""The Ray engine: a task a run, on a cluster that is there or on one started here for the purpose."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from mipl.errors import SettingError
+from mipl.experiments.engines import ATTEMPTS, epochs_of, without_record
+from mipl.experiments.runner import Job, keep, measure
+from mipl.training.progress import progress_bar
+
+
+def run_ray(
+    jobs: Sequence[Job], workers: int, address: str | None = None, show: bool = True
+) -> list[tuple[Job, str]]:
+    """Make every run that has no record yet on a Ray cluster; return the failed ones with the reason.
+
+    Without an ``address`` a cluster of ``workers`` processes is started here and stopped at the end. Results
+    come back to this process, which alone writes records, so that no folder need be shared; the data must
+    be where the jobs say on every machine. A run whose worker or machine dies is done again.
+    """
+    waiting = without_record(jobs)
+    if not waiting:  # nothing to start a cluster for
+        return []
+    ray = _ray()
+    try:
+        ray.init(
+            address=address or "local",
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            **(
+                {} if address else {"num_cpus": min(workers, os.cpu_count() or 1), "include_dashboard": False}
+            ),
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SettingError(f"The Ray cluster {address or 'here'} cannot be used: {reason}") from error
+    failures: list[tuple[Job, str]] = []
+    try:
+        task = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(_work)
+        running = {task.remote(job): job for job in waiting}
+        done = 0
+        with progress_bar("runs", sum(map(epochs_of, waiting)), show) as report:
+            while running:
+                (finished,), _ = ray.wait(list(running), num_returns=1)
+                job = running.pop(finished)
+                try:
+                    outcome = ray.get(finished)
+                except ray.exceptions.RayError as error:
+                    outcome = f"its worker was lost {ATTEMPTS} times ({type(error).__name__})"
+                if isinstance(outcome, str):
+                    failures.append((job, outcome))
+                else:
+                    keep(job, *outcome)
+                done += epochs_of(job)
+                report(done, job.title)
+    finally:
+        ray.shutdown()
+    return failures
+
+
+def _work(job: Job) -> Any:
+    """Make one run on a worker and return what its record holds, or the reason why there is none."""
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        return measure(job)
+    except Exception as error:  # one run's failure is reported, and must not stop the rest
+        return f"{type(error).__name__}: {error}"
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise SettingError("The engine 'ray' needs Ray: pip install 'mipl[ray]'.") from error
+    return ray
