@@ -135,7 +135,7 @@ def run(
             provenance=dict(bags.provenance),
         )
         for name in names
-        for split in _numbers(splits)
+        for split in numbers(splits)
     ]
     for job in planned:  # bad settings and splits are found before the first run, not after hours
         split_of(bags, job)
@@ -228,15 +228,15 @@ def results(
         Console().print(table)
 
 
-def _numbers(text: str) -> list[int]:
+def numbers(text: str) -> list[int]:
     """Return the numbers of '1-3,7'."""
-    numbers: list[int] = []
+    found: list[int] = []
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            numbers += range(int(first), int(last or first) + 1)
+            found += range(int(first), int(last or first) + 1)
     except ValueError:
         raise SettingError(f"--splits {text} cannot be read: write 1-10, or 1,3,5.") from None
-    if not numbers or len(set(numbers)) != len(numbers) or min(numbers) < 1:
+    if not found or len(set(found)) != len(found) or min(found) < 1:
         raise SettingError(f"--splits {text} names no split, one twice, or one below 1.")
-    return numbers
+    return found

@@ -55,6 +55,7 @@ class Source:
     raw: str | None = None  # folder of raw files of a data set built by name
     labels: str | None = None  # table of candidate sets, labels and patients
     skip_missing: bool = False  # leave slides of the table without a file out
+    built: str | None = None  # .npz file of the bags that the name stands for, if they were built before
 
     @property
     def name(self) -> str:
@@ -77,7 +78,9 @@ class Source:
         """Return the bags."""
         path = Path(self.data)
         table = None if self.labels is None else Path(self.labels)
-        if self.data in BUILDERS:
+        if self.built is not None and Path(self.built).is_file():
+            bags = _any_npz(Path(self.built))
+        elif self.data in BUILDERS:
             bags = build(self.data, self.r, self.seed, None if self.raw is None else Path(self.raw))
         elif path.is_dir():
             return open_folder(path, table, skip_missing=self.skip_missing)

@@ -25,7 +25,7 @@ from mipl.metrics.partial import (
     covering_rate,
     covering_rate_scorer,
 )
-from mipl.metrics.selective import CoverageCurve, accuracy_at_coverage
+from mipl.metrics.selective import CoverageCurve, accuracy_at_coverage, most_confident
 
 __all__ = [
     "CoverageCurve",
@@ -46,6 +46,7 @@ __all__ = [
     "evaluate",
     "expected_calibration_error",
     "maximum_calibration_error",
+    "most_confident",
     "negative_log_likelihood",
     "reliability_curve",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mipl.errors import SettingError
 from mipl.metrics._inputs import Floats, top_label
 
 
@@ -36,3 +37,14 @@ def accuracy_at_coverage(probabilities: npt.ArrayLike, labels: npt.ArrayLike) ->
     return CoverageCurve(
         coverage=answered / len(confidence), accuracy=right / answered, threshold=threshold[::-1]
     )
+
+
+def most_confident(probabilities: npt.ArrayLike, share: float) -> npt.NDArray[np.int64]:
+    """Return the rows of probabilities (m, k) with the highest confidence, a ``share`` of all, at least one.
+
+    Of equal confidences the earlier row is taken.
+    """
+    if not 0 < share <= 1:
+        raise SettingError(f"The share is {share}: it must be above 0 and at most 1.")
+    confidence = np.asarray(probabilities, dtype=np.float64).max(axis=1)  # (m,)
+    return np.argsort(-confidence, kind="stable")[: max(1, round(share * len(confidence)))].astype(np.int64)
