@@ -80,7 +80,7 @@ def write_page(folder: Path, order: Sequence[str] = ()) -> Path:
 def provenance(records: Iterable[Record]) -> list[dict[str, Any]]:
     """Return for each method on a data set the records behind it, its data, versions and machine."""
     groups: dict[tuple[str, ...], list[Record]] = {}
-    for record in records:
+    for record in sorted(records, key=lambda each: int(each.spec["split"])):
         spec, given = record.spec, record.info.get("given", {})
         key = (set_title(spec["dataset"], spec["r"]), method_title(spec["method"], given), spec["recipe"])
         groups.setdefault((*key, spec["data_digest"]), []).append(record)

@@ -115,14 +115,14 @@ def result_table(runs: Runs, caption: str, sets: Sets, variants: Sequence[Varian
 
 
 def _cell(
-    mean: Mean | None, gained: float | None, paper: tuple[float, float] | None, best: str | None,
-    splits: int, metric: str,
-) -> Cell:  # fmt: skip
-    arrow = (
-        ""
-        if gained is None
-        else f" ({abs(gained):.2f}{'↑' if (gained > 0) == (metric == 'accuracy') else '↓'})"
-    )
+    mean: Mean | None,
+    gained: float | None,
+    paper: tuple[float, float] | None,
+    best: str | None,
+    splits: int,
+    metric: str,
+) -> Cell:
+    """Return ours with the gain over the baseline; below it the paper's value and the difference."""
     below = [] if paper is None else [f"paper {number(*paper)}"]
     if mean is None:
         return Cell("–", below=" ".join(below))
@@ -130,9 +130,16 @@ def _cell(
         below.append(f"Δ {mean.mean - paper[0]:+.2f}")
     if mean.runs != splits:
         below.append(f"n={mean.runs}")
-    return Cell(
-        number(mean.mean, mean.std) + arrow, f"{mean.mean:.2f}" == best, ", ".join(below).replace("-", "−")
-    )
+    text = number(mean.mean, mean.std) + ("" if gained is None else f" ({_arrow(gained, metric)})")
+    return Cell(text, f"{mean.mean:.2f}" == best, ", ".join(below).replace("-", "−"))
+
+
+def _arrow(gained: float, metric: str) -> str:
+    """Return a gain as the paper writes it: accuracy that rises, error that falls."""
+    amount = f"{abs(gained):.2f}"
+    if float(amount) == 0:
+        return amount
+    return amount + ("↑" if (gained > 0) == (metric == "accuracy") else "↓")
 
 
 def _gain(mean: Mean | None, base: Mean | None, metric: str) -> float | None:
