@@ -135,6 +135,30 @@ def test_bags_that_were_built_are_opened_as_they_were(tmp_path, gaussian):
         missing.open()
 
 
+def test_noise_is_part_of_the_data_and_of_their_name(tmp_path, gaussian, made):
+    gaussian.save(tmp_path / "bags.npz")
+    clean = Source(str(tmp_path / "bags.npz"))
+    label = dataclasses.replace(clean, class_noise=0.5)
+    lost = label.open()
+    assert label.name == "bags.npz class noise 0.5"
+    assert (~lost.candidates[range(len(lost)), lost.labels]).sum() == len(lost) / 2
+    fewer = dataclasses.replace(clean, attribute_noise=0.2)
+    assert fewer.name == "bags.npz attribute noise 0.2"
+    assert fewer.open().sizes.sum() < gaussian.sizes.sum()
+    out = str(tmp_path / "out")
+    words = ["run", clean.data, "--splits", "1", "--set", "epochs=1", "--out", out]
+    assert main([*words, "--class-noise", "1.5"]) == 2
+
+
+def test_the_levels_of_noise_are_planned(tmp_path, monkeypatch):
+    planned = []
+    monkeypatch.setattr(paper, "run_jobs", lambda jobs, *_: planned.extend(jobs) or [])
+    reproduce(["figA6"], Options(tmp_path, quick=True), "it")
+    assert len(planned) == 33
+    assert {job.spec.dataset for job in planned} == {dataset for dataset, _ in ITEMS["figA6"].quick_sets}
+    assert len({job.data_digest for job in planned}) == 11
+
+
 @pytest.mark.slow
 def test_killed_and_started_again_it_ends_with_the_same_table(made, tmp_path):
     command = [sys.executable, "-m", "mipl.cli", *WORDS, "--jobs", "1", "--out", str(tmp_path / "killed")]

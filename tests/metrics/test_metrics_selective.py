@@ -6,8 +6,8 @@ import slow_metrics as slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mipl.errors import DataError
-from mipl.metrics import accuracy, accuracy_at_coverage
+from mipl.errors import DataError, SettingError
+from mipl.metrics import accuracy, accuracy_at_coverage, most_confident
 
 
 @given(data=slow.predictions())
@@ -45,3 +45,19 @@ def test_equal_confidences_enter_together():
 def test_input_is_checked():
     with pytest.raises(DataError, match="Label 2 in row 0"):
         accuracy_at_coverage([[0.5, 0.5]], [2])
+
+
+@given(data=slow.predictions(), share=st.floats(0.01, 1))
+@settings(deadline=None)
+def test_the_most_confident_are_as_many_as_asked_and_surer_than_the_rest(data, share):
+    p, _ = data
+    chosen = most_confident(p, share)
+    assert len(set(chosen.tolist())) == len(chosen) == max(1, round(share * len(p)))
+    confidence = p.max(axis=1)
+    rest = np.delete(confidence, chosen)
+    assert len(rest) == 0 or confidence[chosen].min() >= rest.max()
+
+
+def test_a_share_of_nothing_is_refused():
+    with pytest.raises(SettingError, match="above 0"):
+        most_confident([[0.5, 0.5]], 0.0)

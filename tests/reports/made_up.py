@@ -21,6 +21,7 @@ def record(root, dataset, r, method, split, given=(), **changes):
     p = (p / p.sum(axis=1, keepdims=True)).astype(np.float32)
     fields = {"recipe": "stable", "data_digest": "d", "splits": "stratified", "seed": 0, **changes}
     origin = fields.pop("origin", "rebuilt from raw data")
+    measured = {"seconds": {"fit": fields.pop("seconds", 2.0)}, "parameters": fields.pop("parameters", None)}
     spec = RunSpec(
         dataset=dataset,
         r=r,
@@ -33,7 +34,7 @@ def record(root, dataset, r, method, split, given=(), **changes):
     info = {
         "metrics": evaluate(p, labels),
         "given": dict(given),
-        "seconds": {"fit": 2.0},
+        **measured,
         "data": {"provenance": {"origin": origin}},
         "versions": {"mipl": "0.1.0"},
         "machine": {"cores": 2},

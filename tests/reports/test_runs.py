@@ -60,6 +60,11 @@ def test_what_is_missing_has_one_command_for_each_data_set(store):
         "mipl run sival-mipl -r 2 --raw DIR --methods dam-cc,dam-cn --splits 1-3 --out here",
         "mipl run c-row --raw DIR --methods sam-cn --set gamma=2.0 --splits 1-3 --out here",
     ]
+    noise = runs.command(Want("sival-mipl class noise 0.2", 1, "miplma"))
+    assert (
+        noise
+        == "mipl run sival-mipl -r 1 --raw DIR --class-noise 0.2 --methods miplma --splits 1-3 --out here"
+    )
     other = Runs(store, splits=[1, 4], recipe="paper", epochs=7)
     assert other.command(BIRD).endswith("--set epochs=7 --recipe paper --splits 1,4 --out RECORDS")
 
@@ -74,6 +79,7 @@ def test_marks_and_names(store):
         assert mark_of([store.get(spec)]) == mark
     assert set_title("fmnist-mipl", 2) == "FMNIST-MIPL, r = 2"
     assert set_title("c-r34-25") == "C-R34-25"
+    assert set_title("sival-mipl class noise 0.2", 1) == "SIVAL-MIPL class noise 0.2, r = 1"
     assert set_title("crc5-lite0-9") == "crc5-lite0-9"
     assert method_title("elimipl") == "ELIMIPL"
     assert method_title("sam-cn", {"gamma": 2.0}) == "SAM-CN (gamma = 2.0)"

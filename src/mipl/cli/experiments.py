@@ -28,6 +28,12 @@ from mipl.cli.app import (
 )
 from mipl.errors import SettingError
 
+ClassNoiseOpt = Annotated[
+    float, typer.Option("--class-noise", help="Share of the bags whose true label is no candidate.")
+]
+AttributeNoiseOpt = Annotated[
+    float, typer.Option("--attribute-noise", help="Share of its instances that every bag loses.")
+]
 EngineOpt = Annotated[
     str, typer.Option("--engine", help="What makes the runs: local (processes here) or ray.")
 ]
@@ -104,6 +110,8 @@ def run(
     skip_missing: SkipMissingOpt = False,
     seed: SeedOpt = 0,
     data_seed: DataSeedOpt = None,
+    class_noise: ClassNoiseOpt = 0.0,
+    attribute_noise: AttributeNoiseOpt = 0.0,
     engine: EngineOpt = "local",
     address: AddressOpt = None,
     as_json: JsonOpt = False,
@@ -116,7 +124,16 @@ def run(
     from mipl.records.store import Store
     from mipl.records.summary import summarise
 
-    source = Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing)
+    source = Source(
+        data,
+        r,
+        data_seed,
+        as_text(raw),
+        as_text(labels),
+        skip_missing,
+        class_noise=class_noise,
+        attribute_noise=attribute_noise,
+    )
     bags = source.open()
     names = (
         list(METHODS) if methods_ == "all" else [name.strip() for name in methods_.split(",") if name.strip()]

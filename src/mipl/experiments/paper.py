@@ -126,7 +126,12 @@ def _open(
     """Return the data sets that can be had, and for the others the reason."""
     data, lacking = {}, {}
     for dataset, r in sets:
-        source = Source(dataset, r, raw=_raw(dataset, options.raw))
+        base, *noise = dataset.split(" ")  # as in "sival-mipl class noise 0.2"
+        source = Source(base, r, raw=_raw(base, options.raw))
+        if noise:
+            kind, _, share = noise
+            levels = [float(share) if kind == each else 0.0 for each in ("class", "attribute")]
+            source = dataclasses.replace(source, class_noise=levels[0], attribute_noise=levels[1])
         if dataset.startswith(("c-", "crc5-")):  # bags from images take minutes: they are kept for every run
             source = dataclasses.replace(source, built=str(options.out / "data" / f"{dataset}.npz"))
         try:
@@ -145,8 +150,9 @@ def _raw(dataset: str, raw: Path | None) -> str | None:
     if raw is None or dataset == "digits-mipl":
         return None
     kind = dataset if dataset in FOLDERS else dataset.partition("-")[0]
-    below = (raw / name for name in (dataset, *FOLDERS[kind]))
-    return str(next((folder for folder in below if folder.is_dir()), raw))
+    below = [raw / name for name in (dataset, *FOLDERS[kind])]
+    # Images are looked for in their own folder alone: any folder of folders of images looks like a data set.
+    return str(next((folder for folder in below if folder.is_dir()), below[1] if kind != dataset else raw))
 
 
 def _jobs(wants: Iterable[Want], data: dict[tuple[str, int | None], _Data], options: Options) -> list[Job]:

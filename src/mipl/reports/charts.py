@@ -134,14 +134,13 @@ def reliability_grid(
 def line_panels(
     panels: Sequence[tuple[str, str, Mapping[str, Sequence[Point]]]],
     x: Sequence[float],
-    x_label: str,
-    *,
-    columns: int,
+    x_labels: Sequence[str],
 ) -> Figure:
-    """Return panels (title, y label, method -> a point for each x), with one legend for each column.
+    """Return panels (title, y label, method -> a point for each x), a column and its legend for each x label.
 
     Points that are missing are left out; the deviation is a band.
     """
+    columns = len(x_labels)
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(3.1 * columns + 0.4, 2.15 * rows + 0.75), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey="row", squeeze=False)
@@ -165,8 +164,8 @@ def line_panels(
         ax.grid(axis="y")
         if number < columns and ax.lines:
             ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, handlelength=2.4, borderaxespad=0.3)
-    for ax in axes[-1]:
-        ax.set_xlabel(x_label)
+    for ax, label in zip(axes[-1], x_labels, strict=True):
+        ax.set_xlabel(label)
     return figure
 
 

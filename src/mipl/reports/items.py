@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from mipl.reports.claims import BASELINE, BENCHMARKS, CRC, EVERY, OURS, Sets
-from mipl.reports.paper import FAMILIES, NINE, ROWS, Item, draw_head_vs_loss, draw_table, heads, plain
+from mipl.reports.paper import (
+    FAMILIES,
+    NINE,
+    ROWS,
+    Item,
+    draw_cost,
+    draw_head_vs_loss,
+    draw_table,
+    heads,
+    plain,
+)
 from mipl.reports.paper_figures import (
     GAMMAS,
     RANKED,
@@ -12,9 +22,11 @@ from mipl.reports.paper_figures import (
     draw_focal,
     draw_friedman,
     draw_gamma,
+    draw_noise,
     draw_reliability,
     draw_top_share,
     gamma,
+    noisy,
 )
 
 BENCHMARK, REAL = {"where": "the benchmark data sets"}, {"where": "the real-world data sets"}
@@ -83,6 +95,14 @@ ITEMS: dict[str, Item] = {  # in the paper's order
         (*plain(OURS), *plain(("proden", "lws", "pop")), *plain(("proden", "lws", "pop"), MAXMIN)),
         draw_bars,
     ),
+    "figA6": Item(
+        "Fig. A6: class noise and attribute noise",
+        noisy("sival-mipl", 1),
+        plain(FAMILIES[2]),
+        draw_noise,
+        quick_sets=noisy("digits-mipl", 1),
+        others=noisy("birdsong-mipl", 1),
+    ),
     "figA8": Item("Fig. A8: critical differences", EVERY, plain(RANKED), draw_differences),
     "figA9": Item("Fig. A9: patch granularity", PATCHES, plain((*FAMILIES[1], *FAMILIES[2])), draw_bars),
     "figA10": Item("Fig. A10: accuracy and ECE at top-k%", PATCHES[-1:], plain(FAMILIES[2]), draw_top_share),
@@ -93,5 +113,6 @@ ITEMS: dict[str, Item] = {  # in the paper's order
         draw_table,
         {"metrics": ("accuracy", "ece"), "where": "patches of the tissue images"},
     ),
+    "tableA2": Item("Table A2: what a run costs", BENCHMARKS[:1], plain(NINE), draw_cost),
     "tableA3": Item("Table A3: Friedman statistics", EVERY, plain(RANKED), draw_friedman),
 }

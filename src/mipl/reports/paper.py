@@ -9,6 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from mipl.records.store import Record
 from mipl.reports.claims import (
     BASELINE,
     EARLIER,
@@ -51,10 +52,12 @@ class Item:
     variants: tuple[Variant, ...]
     draw: Callable[[Item, str, Runs], Product]
     options: Mapping[str, Any] = field(default_factory=dict)
+    quick_sets: Sets = QUICK_SET
+    others: Sets = ()  # stand-ins besides the tissue images
 
     def wants(self, quick: bool = False) -> list[Want]:
         """Return the runs it needs: on the embedded data, or on the paper's sets and their stand-ins."""
-        sets = QUICK_SET if quick else (*self.sets, *self.stand_ins())
+        sets = self.quick_sets if quick else (*self.sets, *self.stand_ins(), *self.others)
         return [Want(*each, *variant) for each in sets for variant in self.variants]
 
     def stand_ins(self) -> Sets:
@@ -279,6 +282,65 @@ def draw_head_vs_loss(item: Item, name: str, runs: Runs) -> Product:
         "sigmoid on the class scores before the softmax, so that no confidence passes e/(e + k − 1)."
     )
     return Product(item.title, tables, None, notes, runs)
+
+
+# FLOPs in millions, parameters in millions, memory in MiB, run time in seconds: the paper's cost table
+COST = {
+    "demipl": (95.58, 0.13, 1822, 198.47),
+    "dam-cc": (95.58, 0.13, 1858, 237.11),
+    "dam-cn": (95.58, 0.13, 1858, 235.65),
+    "elimipl": (95.58, 0.13, 1824, 207.47),
+    "sam-cc": (95.58, 0.13, 1863, 243.40),
+    "sam-cn": (95.58, 0.13, 1863, 246.16),
+    "miplma": (95.58, 0.13, 1848, 218.86),
+    "mam-cc": (95.58, 0.13, 1870, 246.16),
+    "mam-cn": (95.58, 0.13, 1870, 251.02),
+}
+
+
+def draw_cost(item: Item, name: str, runs: Runs) -> Product:
+    """Draw Table A2: what a run costs, and how much CDL adds to its baseline."""
+    (each,) = item.drawn(runs)
+    ours = {method: _costs(runs.of(Want(*each, method))) for method, _ in item.variants}
+    rows = []
+    for method, printed_costs in COST.items():
+        base, row = (
+            baseline_of(method),
+            [Cell(method_title(method)), Cell("–", below=f"paper {printed_costs[0]}")],
+        )
+        for place, form in ((1, ".3f"), (2, ".0f"), (3, ".2f")):
+            mine, theirs = ours[method][place], printed_costs[place]
+            added = _added(mine, ours[base][place]) if base and place > 1 else ""
+            paper_added = _added(theirs, COST[base][place]) if base and place > 1 else ""
+            shown = "–" if mine is None else f"{mine:{form}}{added}"
+            row.append(Cell(shown, below=f"paper {theirs:{form if place > 1 else '.2f'}}{paper_added}"))
+        want = Want(*each, method)
+        mean, paper = runs.mean(want, "accuracy"), printed(want, "accuracy")
+        rows.append([*row, _cell(mean, None, paper, None, len(runs.splits), "accuracy")])
+    header = ["method", "FLOPs (M)", "parameters (M)", "memory (MiB)", "run time (s)", "accuracy (%)"]
+    caption = f"Cost of a run on {set_title(*each)}, and what CDL adds to its baseline."
+    said = (
+        "Ours: the process's peak memory on a CPU with one thread, where the paper has a GPU's; run time is "
+        "that of training and prediction. FLOPs are the paper's alone: records do not have them."
+    )
+    return Product(item.title, [Table(caption, header, rows)], None, [*notes_of(runs), said], runs)
+
+
+def _costs(records: Sequence[Record]) -> tuple[float | None, ...]:
+    """Return FLOPs (unknown), parameters in millions, memory in MiB and seconds, means over records."""
+
+    def mean(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known else None
+
+    parameters = mean(record.info.get("parameters") for record in records)
+    memory = mean(record.info.get("peak_memory_mb") for record in records)
+    seconds = mean(sum(record.info["seconds"].values()) for record in records)
+    return None, None if parameters is None else parameters / 1e6, memory, seconds
+
+
+def _added(value: float | None, base: float | None) -> str:
+    return "" if value is None or base is None else f" ({100 * (value / base - 1):+.1f}%)".replace("-", "−")
 
 
 def heads(method: str, head: str) -> Settings:

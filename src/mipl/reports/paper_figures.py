@@ -32,6 +32,7 @@ from mipl.reports.tables import Cell, Table
 from mipl.seeding import rng_for
 
 GAMMAS = (1, 2, 3, 4, 5)
+NOISE = (0, 0.1, 0.2, 0.3, 0.4, 0.5)
 SHARES = tuple(range(10, 101, 10))
 RANKED = ROWS[1:]  # MIPLGP has no value on four sets
 PRINTED_F = {"accuracy": "116.6938", "ece": "50.3444"}
@@ -85,7 +86,7 @@ def draw_gamma(item: Item, name: str, runs: Runs) -> Product:
                 for m in ours
             }
             panels.append((attention.upper() if metric == "accuracy" else "", LABEL[metric], lines))
-    figure = charts.line_panels(panels, GAMMAS, "γ", columns=3)
+    figure = charts.line_panels(panels, GAMMAS, ("γ",) * 3)
     return _product(item, runs, figure, (each,))
 
 
@@ -122,6 +123,37 @@ def draw_bars(item: Item, name: str, runs: Runs) -> Product:
     return Product(product.title, product.tables, figure, [*product.notes, *filter(None, said)], runs)
 
 
+def draw_noise(item: Item, name: str, runs: Runs) -> Product:
+    """Draw Fig. A6: accuracy and ECE against the noise in the candidate sets and in the bags."""
+    groups = [(each, item.sets) for each in item.sets[:1]]
+    groups += [(sets[0], sets) for sets in (item.others, item.quick_sets)]
+    sets = next((sets for first, sets in groups if runs.has(*first)), item.sets)
+    (clean, *noisy) = sets
+    panels = []
+    for metric in ("accuracy", "ece"):
+        for kind in ("class", "attribute"):
+            those = [clean, *(each for each in noisy if f" {kind} " in each[0])]
+            lines = {
+                method_title(method): [_point(runs, Want(*each, method), metric) for each in those]
+                for method, _ in item.variants
+            }
+            panels.append(
+                (f"{kind.capitalize()} noise" if metric == "accuracy" else "", LABEL[metric], lines)
+            )
+    figure = charts.line_panels(panels, NOISE, ("bags without their true label", "instances dropped"))
+    product = _product(item, runs, figure, sets)
+    if clean[0].startswith("birdsong"):
+        said = "Birdsong-MIPL stands in for SIVAL-MIPL, which cannot be had offline."
+        return Product(product.title, product.tables, figure, [*product.notes, said], runs)
+    return product
+
+
+def noisy(dataset: str, r: int) -> Sets:
+    """Return a data set clean, then with each level of class noise and of attribute noise."""
+    levels = [f"{dataset} {kind} noise {share:g}" for kind in ("class", "attribute") for share in NOISE[1:]]
+    return ((dataset, r), *((name, r) for name in levels))
+
+
 def draw_top_share(item: Item, name: str, runs: Runs) -> Product:
     """Draw Fig. A10: accuracy and ECE on the k% of the test bags with the highest confidence."""
     (each,) = item.drawn(runs)
@@ -136,7 +168,7 @@ def draw_top_share(item: Item, name: str, runs: Runs) -> Product:
             for i, point in enumerate(points):
                 lines[title][i] = (100 * point[metric].mean(), _std(100 * point[metric]))
         panels.append(("", LABEL[metric], lines))
-    figure = charts.line_panels(panels, SHARES, "most confident predictions kept, in %", columns=2)
+    figure = charts.line_panels(panels, SHARES, ("most confident predictions kept, in %",) * 2)
     rows = [
         [Cell(f"{share}%"), *(_percent(points, i) for points in found.values())]
         for i, share in enumerate(SHARES)

@@ -76,7 +76,7 @@ class Runs:
 
     def settings(self, want: Want) -> dict[str, Any]:
         """Return every setting that the runs of a want are made with, the epochs among them."""
-        epochs = self.quick_epochs if want.dataset == "digits-mipl" else self.epochs
+        epochs = self.quick_epochs if want.dataset.startswith("digits-mipl") else self.epochs
         return {**({} if epochs is None else {"epochs": epochs}), **dict(want.given)}
 
     def of(self, want: Want, *, needed: bool = True) -> list[Record]:
@@ -123,9 +123,11 @@ class Runs:
         """Return the command that makes the runs of a want."""
         numbers = sorted(self.splits)
         together = numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 1
-        words = ["mipl run", want.dataset]
+        dataset, *noise = want.dataset.split(" ")
+        words = ["mipl run", dataset]
         words += [f"-r {want.r}"] if want.r is not None else []
-        words += ["--raw DIR"] if want.dataset != "digits-mipl" else []
+        words += ["--raw DIR"] if dataset != "digits-mipl" else []
+        words += [f"--{noise[0]}-noise {noise[2]}"] if noise else []
         words += [f"--methods {want.method}"]
         words += [f"--set {name}={value}" for name, value in self.settings(want).items()]
         words += [f"--recipe {self.recipe}"] if self.recipe != "stable" else []
@@ -138,7 +140,9 @@ def set_title(dataset: str, r: int | None = None) -> str:
     if is_stand_in(dataset):
         name = dataset
     else:
-        name = "-".join(SET_NAMES.get(part, part) for part in dataset.split("-"))
+        base, _, noise = dataset.partition(" ")
+        name = "-".join(SET_NAMES.get(part, part) for part in base.split("-"))
+        name = f"{name} {noise}" if noise else name
     return name if r is None else f"{name}, r = {r}"
 
 
@@ -153,7 +157,7 @@ def method_title(method: str, given: Mapping[str, Any] | Settings = ()) -> str:
 
 def is_stand_in(dataset: str) -> bool:
     """Tell whether a data set stands in for one of the paper's and is none of them."""
-    return dataset.startswith("crc5-") or dataset == "digits-mipl"
+    return dataset.startswith(("crc5-", "digits-mipl"))
 
 
 def mark_of(records: Iterable[Record]) -> str:
