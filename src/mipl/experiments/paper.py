@@ -103,7 +103,7 @@ def reproduce(wanted: Sequence[str], options: Options, command: str) -> Outcome:
         )
         with figures.style():
             if name == "table1":
-                product = _table1({key: value.row for key, value in data.items()}, runs)
+                product = _table1(data, runs)
             else:
                 product = ITEMS[name].draw(ITEMS[name], name, runs)
         write_product(name, product, options.out, command)
@@ -177,19 +177,20 @@ def _jobs(wants: Iterable[Want], data: dict[tuple[str, int | None], _Data], opti
     ]
 
 
-def _table1(rows: dict[tuple[str, int | None], Characteristics], runs: Runs) -> Product:
+def _table1(data: dict[tuple[str, int | None], _Data], runs: Runs) -> Product:
     """Return Table 1: what the data sets are like, ours above the paper's."""
     fields = {
         "bags": "bags", "instances": "instances", "max_instances": "most in a bag",
-        "min_instances": "fewest", "mean_instances": "mean", "max_positives": "most positive",
+        "min_instances": "fewest", "mean_instances": "mean", "max_positives": "positive, most",
         "min_positives": "fewest", "mean_positives": "mean", "dimension": "features", "classes": "classes",
         "mean_candidates": "candidates",
     }  # fmt: skip
-    extra = [each for each in rows if is_stand_in(each[0])]
+    extra = [each for each in data if is_stand_in(each[0])]
+    rebuilt = [each for each, found in data.items() if found.provenance.get("origin") != "the authors' file"]
     body, values = [], []
     for each in (*TABLE1_SETS, *extra):
-        ours, paper = rows.get(each), TABLE1.get(each[0])
-        mark = "‡" if is_stand_in(each[0]) else ""
+        ours, paper = data[each].row if each in data else None, TABLE1.get(each[0])
+        mark = "‡" if each in extra else "†" if each in rebuilt else ""
         line = [Cell(set_title(each[0]) + mark)]
         value: dict[str, Any] = {"dataset": each[0]}
         for name in fields:
@@ -203,9 +204,11 @@ def _table1(rows: dict[tuple[str, int | None], Characteristics], runs: Runs) -> 
         values.append(value)
     table = Table("Characteristics of the data sets (r = 1).", ["data set", *fields.values()], body, values)
     notes = ["Ours are the bags that the runs use: the authors' files where they are there, else rebuilt."]
+    if any(each not in extra for each in rebuilt):
+        notes.append("† Rebuilt from raw data: the authors' bags are not public.")
     if extra:
         notes.append("‡ A stand-in that is none of the paper's data sets.")
-    if any(each not in rows for each in TABLE1_SETS):
+    if any(each not in data for each in TABLE1_SETS):
         notes.append("Empty rows: 'mipl reproduce table1 --raw DIR' fills them from the raw files.")
     return Product("Table 1: the data sets", [table], None, notes, runs)
 
