@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -172,6 +173,12 @@ def test_an_engine_that_is_not_there_is_refused(source, tmp_path, capsys):
     assert "no engine 'rai'. Did you mean 'ray'?" in capsys.readouterr().err
     assert main([*words, "--address", "somewhere:1"]) == 2
     assert "--engine ray" in capsys.readouterr().err
+    with socket.socket() as taken:  # a port that nobody listens at
+        taken.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+        pytest.importorskip("ray")
+        assert main([*words, "--engine", "ray", "--address", nobody]) == 2
+    assert f"No Ray cluster answers at {nobody}" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,16 +27,13 @@ def run_ray(
     if not waiting:  # nothing to start a cluster for
         return []
     ray = _ray()
+    if address is not None:
+        _check_reachable(address)
+    cores = min(workers, os.cpu_count() or 1)
+    ours = {} if address else {"num_cpus": cores, "include_dashboard": False}
     try:
-        ray.init(
-            address=address or "local",
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            **(
-                {} if address else {"num_cpus": min(workers, os.cpu_count() or 1), "include_dashboard": False}
-            ),
-        )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        ray.init(address or "local", logging_level=logging.ERROR, log_to_driver=False, **ours)
+    except Exception as error:  # Ray has no class of its own for a start that fails
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SettingError(f"The Ray cluster {address or 'here'} cannot be used: {reason}") from error
     failures: list[tuple[Job, str]] = []
@@ -71,6 +69,17 @@ def _work(job: Job) -> Any:
         return measure(job)
     except Exception as error:  # one run's failure is reported, and must not stop the rest
         return f"{type(error).__name__}: {error}"
+
+
+def _check_reachable(address: str) -> None:
+    """Raise an error if nobody answers at ``host:port``: Ray would go on asking for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():  # "auto", or a path: Ray knows what it means
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise SettingError(f"No Ray cluster answers at {address}: {error.strerror or error}.") from error
 
 
 def _ray() -> Any:

@@ -102,10 +102,8 @@ def reproduce(wanted: Sequence[str], options: Options, command: str) -> Outcome:
             where=str(options.store),
         )
         with figures.style():
-            if name == "table1":
-                product = _table1(data, runs)
-            else:
-                product = ITEMS[name].draw(ITEMS[name], name, runs)
+            item = ITEMS.get(name)
+            product = _table1(data, runs) if item is None else item.draw(item, name, runs)
         write_product(name, product, options.out, command)
     return Outcome(write_page(options.out, known), failures, lacking)
 
