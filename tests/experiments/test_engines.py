@@ -1,8 +1,15 @@
 """Runs in parallel processes, with real processes killed."""
 
+import contextlib
 import dataclasses
+import json
 import os
+import secrets
 import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -10,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mipl.cli import main
 from mipl.data.benchmarks import gaussian_bags
 from mipl.data.sources import Source
 from mipl.data.splits import stratified_split
@@ -102,34 +110,108 @@ def test_a_failing_and_a_killed_run_cost_only_themselves(source, tmp_path):
     diverging = job(source, tmp_path, 2, recipe="paper", lr=1e30)
     endless = job(source, tmp_path, 3, epochs=100_000)
 
+    over = threading.Event()
+
     def kill_the_endless():
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            # the endless run is the one still there when the good one has its record
-            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            workers = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
-            if Store(tmp_path).get(good.spec) is not None and len(workers) == 1 and killed_alone():
-                os.kill(int(workers[0]), signal.SIGKILL)
-                return
-            time.sleep(0.2)
-
-    finished = {"diverging": False}
-
-    def killed_alone():
-        # the diverging run ends within seconds; give it time, so that the one left is the endless one
-        if not finished["diverging"]:
-            finished["diverging"] = True
-            time.sleep(1.0)
-            return False
-        return True
+        while not over.wait(0.2):
+            # the endless run is the one still there, a second later too, when the good one has its record
+            alone = set(workers()) if Store(tmp_path).get(good.spec) is not None else set()
+            if len(alone) == 1 and not over.wait(1.0) and set(workers()) == alone:
+                os.kill(alone.pop(), signal.SIGKILL)
 
     thread = threading.Thread(target=kill_the_endless)
     thread.start()
     failures = run_local([good, diverging, endless], workers=2, show=False)
+    over.set()
     thread.join()
     reasons = {failed.split: reason for failed, reason in failures}
     assert set(reasons) == {2, 3}
     assert "became NaN" in reasons[2]
-    assert reasons[3] == "its process ended with code -9"
+    assert reasons[3] == "its process ended 3 times with code -9"
     assert Store(tmp_path).get(good.spec) is not None
     assert sorted(p.name for p in tmp_path.iterdir()) == [good.spec.hash]
+
+
+@pytest.mark.slow
+def test_a_run_whose_process_is_killed_is_done_again(source, tmp_path):
+    wanted = job(source, tmp_path)
+    killed = []
+
+    def kill_the_first():
+        while not killed:
+            if found := workers():
+                killed.extend(found)
+                os.kill(found[0], signal.SIGKILL)
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=kill_the_first)
+    thread.start()
+    assert run_local([wanted], workers=1, show=False) == []
+    thread.join()
+    assert len(killed) == 1
+    assert Store(tmp_path).get(wanted.spec) is not None
+
+
+@pytest.mark.slow
+def test_a_cluster_that_loses_a_machine_leaves_the_same_records(source, tmp_path):
+    pytest.importorskip("ray")
+    jobs = [job(source, tmp_path / "ray", split) for split in (1, 2, 3)]
+    jobs.append(job(source, tmp_path / "ray", 4, recipe="paper", lr=1e30))
+    # Ray writes to its temporary folder and to the home, and knows clusters by a token: it gets its own. The
+    # folder's path must be short, for it holds sockets.
+    with tempfile.TemporaryDirectory(prefix="ray") as home:
+        own = {
+            "HOME": home,
+            "RAY_TMPDIR": home,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(),
+        }
+        script = Path(__file__).with_name("two_machines.py")
+        done = subprocess.run(
+            [sys.executable, str(script), json.dumps([dataclasses.asdict(each) for each in jobs])],
+            env={**os.environ, **own},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert outcome["lost"]  # the machine went while it was at work
+    assert [split for split, _ in outcome["failures"]] == [4]
+    assert "became NaN" in outcome["failures"][0][1]
+    local = [job(source, tmp_path / "local", each.split) for each in jobs[:3]]
+    assert run_local(local, workers=1, show=False) == []
+    for there, here in zip(jobs, local, strict=False):
+        theirs, ours = (Store(Path(each.store)).get(each.spec) for each in (there, here))
+        assert theirs.spec == ours.spec
+        for name in ours.arrays:
+            np.testing.assert_array_equal(theirs.arrays[name], ours.arrays[name])
+        timed = {"seconds", "peak_memory_mb"}
+        assert {k: v for k, v in theirs.info.items() if k not in timed} == {
+            k: v for k, v in ours.info.items() if k not in timed
+        }
+
+
+def test_an_engine_that_is_not_there_is_refused(source, tmp_path, capsys):
+    words = ["run", source.data, "--out", str(tmp_path / "x"), "--splits", "1", "--set", "epochs=1"]
+    assert main([*words, "--engine", "rai"]) == 2
+    assert "no engine 'rai'. Did you mean 'ray'?" in capsys.readouterr().err
+    assert main([*words, "--address", "somewhere:1"]) == 2
+    assert "--engine ray" in capsys.readouterr().err
+    with socket.socket() as taken:  # a port that nobody listens at
+        taken.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+        pytest.importorskip("ray")
+        assert main([*words, "--engine", "ray", "--address", nobody]) == 2
+    assert f"No Ray cluster answers at {nobody}" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def workers():
+    """Return the ids of the processes that make runs for this one."""
+    found = []
+    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text():
+                found.append(int(pid))
+    return found

@@ -80,6 +80,20 @@ def test_a_damaged_record_is_found_and_replaced(damage, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == [SPEC.hash]
 
 
+def test_one_changed_byte_of_the_arrays_is_found_or_harmless(tmp_path):
+    store = Store(tmp_path)
+    arrays = put(store, SPEC)
+    file = tmp_path / SPEC.hash / "predictions.npz"
+    whole = file.read_bytes()
+    found = 0
+    for place in range(len(whole)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        record = store.get(SPEC)
+        found += record is None
+        assert record is None or all((record.arrays[name] == arrays[name]).all() for name in arrays)
+    assert found > len(whole) / 3
+
+
 def test_a_record_that_cannot_be_written_leaves_nothing(tmp_path):
     store = Store(tmp_path)
     with pytest.raises(ValueError):

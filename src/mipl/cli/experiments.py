@@ -28,6 +28,20 @@ from mipl.cli.app import (
 )
 from mipl.errors import SettingError
 
+ClassNoiseOpt = Annotated[
+    float, typer.Option("--class-noise", help="Share of the bags whose true label is no candidate.")
+]
+AttributeNoiseOpt = Annotated[
+    float, typer.Option("--attribute-noise", help="Share of its instances that every bag loses.")
+]
+EngineOpt = Annotated[
+    str, typer.Option("--engine", help="What makes the runs: local (processes here) or ray.")
+]
+AddressOpt = Annotated[
+    str | None,
+    typer.Option("--address", help="A Ray cluster's address; without it one is started here."),
+]
+
 
 @app.command()
 def demo(
@@ -104,25 +118,38 @@ def run(
     skip_missing: SkipMissingOpt = False,
     seed: SeedOpt = 0,
     data_seed: DataSeedOpt = None,
+    class_noise: ClassNoiseOpt = 0.0,
+    attribute_noise: AttributeNoiseOpt = 0.0,
+    engine: EngineOpt = "local",
+    address: AddressOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Train methods over train/test splits in parallel, leaving one record a run; finished runs are kept."""
     from mipl.data.sources import Source
-    from mipl.experiments.engines import run_local
+    from mipl.experiments.engines import run_jobs
     from mipl.experiments.runner import Job, split_of
     from mipl.methods import METHODS
     from mipl.records.store import Store
     from mipl.records.summary import summarise
 
-    source = Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing)
+    source = Source(
+        data,
+        r,
+        data_seed,
+        as_text(raw),
+        as_text(labels),
+        skip_missing,
+        class_noise=class_noise,
+        attribute_noise=attribute_noise,
+    )
     bags = source.open()
     names = (
         list(METHODS) if methods_ == "all" else [name.strip() for name in methods_.split(",") if name.strip()]
     )
-    numbers = _numbers(splits)
+    chosen = numbers(splits)
     blocks: dict[int, tuple[int, ...]] = {}  # split -> those that it is trained together with
-    for first in range(0, len(numbers) if together > 1 else 0, together):
-        block = tuple(numbers[first : first + together])
+    for first in range(0, len(chosen) if together > 1 else 0, together):
+        block = tuple(chosen[first : first + together])
         blocks |= dict.fromkeys(block, block)
     planned = [
         Job(
@@ -139,13 +166,13 @@ def run(
             together=blocks.get(split, ()),
         )
         for name in names
-        for split in numbers
+        for split in chosen
     ]
     for job in planned:  # bad settings and splits are found before the first run, not after hours
         split_of(bags, job)
     specs = [job.spec for job in planned]
     try:
-        failures = run_local(planned, jobs, show=not as_json)
+        failures = run_jobs(planned, engine, jobs, address, show=not as_json)
     except KeyboardInterrupt:
         print(f"mipl: stopped; finished runs are in {out}: the same command makes the rest.", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -191,20 +218,36 @@ def results(
     methods: Annotated[
         str | None, typer.Option("--methods", help="Only these methods, separated by commas.")
     ] = None,
+    r: Annotated[int | None, typer.Option("-r", help="Only this number of false positives.")] = None,
+    recipe: Annotated[str | None, typer.Option("--recipe", help="Only this recipe.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write a row a run to this .parquet or .csv file."),
+    ] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")] = False,
     as_json: JsonOpt = False,
 ) -> None:
     """Show the results in a folder of records, means over splits, with the paper's beside them."""
     from mipl.records.store import Store
+    from mipl.records.table import write_table
     from mipl.reports.results import HEADER, markdown, result_cells, result_rows
 
     if not folder.is_dir():
         raise SettingError(f"{folder} is not a folder of records.")
-    rows = [
-        row
-        for row in result_rows(Store(folder))
-        if dataset in (None, row["dataset"]) and (methods is None or row["method"] in methods.split(","))
+    wanted = {
+        "dataset": None if dataset is None else {dataset},
+        "method": None if methods is None else {name.strip() for name in methods.split(",")},
+        "r": None if r is None else {r},
+        "recipe": None if recipe is None else {recipe},
+    }
+    records = [
+        record
+        for record in Store(folder)
+        if all(values is None or record.spec[name] in values for name, values in wanted.items())
     ]
+    if out is not None:
+        write_table(records, out)
+    rows = result_rows(records)
     if as_json:
         print_json(rows)
     elif as_markdown:
@@ -216,15 +259,15 @@ def results(
         Console().print(table)
 
 
-def _numbers(text: str) -> list[int]:
+def numbers(text: str) -> list[int]:
     """Return the numbers of '1-3,7'."""
-    numbers: list[int] = []
+    found: list[int] = []
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            numbers += range(int(first), int(last or first) + 1)
+            found += range(int(first), int(last or first) + 1)
     except ValueError:
         raise SettingError(f"--splits {text} cannot be read: write 1-10, or 1,3,5.") from None
-    if not numbers or len(set(numbers)) != len(numbers) or min(numbers) < 1:
+    if not found or len(set(found)) != len(found) or min(found) < 1:
         raise SettingError(f"--splits {text} names no split, one twice, or one below 1.")
-    return numbers
+    return found

@@ -15,6 +15,7 @@ from mipl.data.formats.npz import load_npz, save_npz
 from mipl.data.formats.partial_mat import is_partial_mat, read_partial_mat
 from mipl.data.formats.table import apply_label_table
 from mipl.data.formats.tidy import read_tidy, write_tidy
+from mipl.data.noise import drop_instances, remove_true_label
 from mipl.errors import SettingError, StorageError, suggest
 from mipl.files import check_folder, check_place
 
@@ -55,11 +56,15 @@ class Source:
     raw: str | None = None  # folder of raw files of a data set built by name
     labels: str | None = None  # table of candidate sets, labels and patients
     skip_missing: bool = False  # leave slides of the table without a file out
+    built: str | None = None  # .npz file of the bags that the name stands for, if they were built before
+    class_noise: float = 0.0  # share of the bags that lose their true label from their candidates
+    attribute_noise: float = 0.0  # share of its instances that every bag loses
 
     @property
     def name(self) -> str:
-        """The data set's name, or the file's or folder's without what stands above it."""
-        return self.data if self.data in BUILDERS else Path(self.data).resolve().name
+        """The data set's name, or the file's or folder's without what stands above it; and the noise."""
+        name = self.data if self.data in BUILDERS else Path(self.data).resolve().name
+        return name + "".join(f" {kind} noise {share:g}" for kind, share in self._noise() if share)
 
     @property
     def false_positives(self) -> int | None:
@@ -75,9 +80,20 @@ class Source:
 
     def open(self) -> Bags:
         """Return the bags."""
+        bags = self._open()
+        if self.class_noise:
+            bags = remove_true_label(bags, self.class_noise)
+        return drop_instances(bags, self.attribute_noise) if self.attribute_noise else bags
+
+    def _noise(self) -> tuple[tuple[str, float], ...]:
+        return (("class", self.class_noise), ("attribute", self.attribute_noise))
+
+    def _open(self) -> Bags:
         path = Path(self.data)
         table = None if self.labels is None else Path(self.labels)
-        if self.data in BUILDERS:
+        if self.built is not None and Path(self.built).is_file():
+            bags = _any_npz(Path(self.built))
+        elif self.data in BUILDERS:
             bags = build(self.data, self.r, self.seed, None if self.raw is None else Path(self.raw))
         elif path.is_dir():
             return open_folder(path, table, skip_missing=self.skip_missing)

@@ -1,4 +1,4 @@
-"""The local engine: one process a run, one thread a process, threads × processes never above the cores."""
+"""Runs by an engine: here, one process a run and one thread a process, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+from mipl.errors import SettingError, suggest
 from mipl.experiments.runner import Job, run
 from mipl.records.store import Store
 from mipl.training.progress import progress_bar
+
+ENGINES = ("local", "ray")
+ATTEMPTS = 3  # starts of a run whose process is killed before it is a failure
 
 
 def run_local(jobs: Sequence[Job], workers: int, show: bool = True) -> list[tuple[Job, str]]:
     """Make every run that has no record yet, ``workers`` at a time; return the failed ones with the reason.
 
-    A run that fails, or whose process is killed, costs only itself and those trained together with it.
+    A run that fails costs only itself and those trained together with it. One whose process is killed is done
+    again.
     """
-    store = Store(Path(jobs[0].store)) if jobs else None
-    waiting = [
-        unit
-        for unit in _units(jobs)
-        if store is not None and any(store.get(job.spec) is None for job in unit)
-    ]
+    waiting = without_record(jobs)
+    # threads × processes are never above the cores
     workers = max(1, min(workers, os.cpu_count() or 1, len(waiting) or 1))
-    total = sum(map(_epochs, waiting))
+    total = sum(map(epochs_of, waiting))
     failures: list[tuple[Job, str]] = []
     running: dict[Connection, tuple[list[Job], SpawnProcess]] = {}
     done: dict[int, int] = {}
+    killed: dict[int, int] = {}
     context = multiprocessing.get_context("spawn")  # a forked torch may hang
     with progress_bar("runs", total, show) as report:
         try:
@@ -55,10 +57,15 @@ def run_local(jobs: Sequence[Job], workers: int, show: bool = True) -> list[tupl
                     process.join()
                     connection.close()
                     del running[connection]
-                    done[id(unit)] = _epochs(unit)
+                    if message is None:
+                        killed[id(unit)] = killed.get(id(unit), 0) + 1
+                        if killed[id(unit)] < ATTEMPTS:
+                            waiting.append(unit)
+                            continue
+                        message = f"its process ended {ATTEMPTS} times with code {process.exitcode}"
+                    done[id(unit)] = epochs_of(unit)
                     if message != "finished":
-                        reason = message or f"its process ended with code {process.exitcode}"
-                        failures += [(job, reason) for job in unit]
+                        failures += [(job, message) for job in unit]
         finally:
             for _, process in running.values():
                 process.terminate()
@@ -66,13 +73,33 @@ def run_local(jobs: Sequence[Job], workers: int, show: bool = True) -> list[tupl
     return failures
 
 
-def _units(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return what is run in one process each: a run alone, or those that are trained together."""
+def run_jobs(
+    jobs: Sequence[Job], engine: str, workers: int, address: str | None = None, show: bool = True
+) -> list[tuple[Job, str]]:
+    """Make the runs that have no record yet with the engine ``local`` or ``ray``; return the failed ones."""
+    if engine not in ENGINES:
+        raise SettingError(f"There is no engine '{engine}'.{suggest(engine, ENGINES)}")
+    if engine == "ray":
+        from mipl.experiments.cluster import run_ray  # Ray is optional, and slow to import
+
+        return run_ray(jobs, workers, address, show)
+    if address is not None:
+        raise SettingError("--address is that of a Ray cluster: give --engine ray with it.")
+    return run_local(jobs, workers, show)
+
+
+def without_record(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Return what is still to be run, a process each: a run alone, or all that are trained together.
+
+    Where one of those is missing all are run again, so that it becomes what it would have been.
+    """
     units: dict[tuple[object, ...], list[Job]] = {}
     for number, job in enumerate(jobs):
-        key = (job.method, job.together) if job.together else (number,)
-        units.setdefault(key, []).append(job)
-    return list(units.values())
+        alone = () if job.together else (number,)
+        units.setdefault((job.source, job.method, str(job.params), job.together, alone), []).append(job)
+    return [
+        unit for unit in units.values() if any(Store(Path(job.store)).get(job.spec) is None for job in unit)
+    ]
 
 
 def _work(jobs: list[Job], connection: Any) -> None:
@@ -104,7 +131,8 @@ def _receive(connection: Connection) -> Any:
         return None
 
 
-def _epochs(unit: list[Job]) -> int:
+def epochs_of(unit: list[Job]) -> int:
+    """Return the epochs that runs will train for, in all."""
     return len(unit) * int(unit[0].spec.recipe_settings["epochs"])
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import mipl
 from mipl.data.bags import Bags
@@ -25,6 +26,8 @@ from mipl.nn.network import BagNetwork
 from mipl.records.spec import RunSpec
 from mipl.records.store import Store
 from mipl.training.progress import Report
+
+Outcome = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # a record's info and arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +77,17 @@ class Job:
 
 def run(jobs: Sequence[Job], report: Report | None = None) -> None:
     """Make one run, or several of one method at once, and leave their records in the store."""
+    for job, (info, arrays) in zip(jobs, measure(jobs, report), strict=True):
+        keep(job, info, arrays)
+
+
+def keep(job: Job, info: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+    """Leave the record of a finished run in the store."""
+    Store(Path(job.store)).put(job.spec, info, arrays)
+
+
+def measure(jobs: Sequence[Job], report: Report | None = None) -> list[Outcome]:
+    """Make one run, or several of one method at once, and return what their records hold."""
     bags = jobs[0].source.open()
     if bags.digest() != jobs[0].data_digest:
         raise DataError(f"{jobs[0].source.name} has changed since the runs were planned: start again.")
@@ -85,11 +99,13 @@ def run(jobs: Sequence[Job], report: Report | None = None) -> None:
     else:
         fit_together(classifiers, [bags[train] for train, _ in splits], report)
     seconds = (time.perf_counter() - started) / len(jobs)
-    for job, split, classifier in zip(jobs, splits, classifiers, strict=True):
-        _record(job, bags, split, classifier, seconds)
+    return [
+        _outcome(job, bags, split, classifier, seconds)
+        for job, split, classifier in zip(jobs, splits, classifiers, strict=True)
+    ]
 
 
-def _record(job: Job, bags: Bags, split: Split, classifier: BagClassifier, seconds: float) -> None:
+def _outcome(job: Job, bags: Bags, split: Split, classifier: BagClassifier, seconds: float) -> Outcome:
     train, test = split
     started = time.perf_counter()
     test_bags = bags[test]
@@ -116,7 +132,7 @@ def _record(job: Job, bags: Bags, split: Split, classifier: BagClassifier, secon
         "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
         "versions": mipl.versions(),
     }
-    Store(Path(job.store)).put(job.spec, info, arrays)
+    return info, arrays
 
 
 def split_of(bags: Bags, job: Job) -> Split:

@@ -1,1 +1,5 @@
-"""What a run is, and folders of finished runs."""
+"""What a run is, and folders of finished runs: ``mipl.records.load_table("runs")`` has them as one table."""
+
+from mipl.records.table import load_table
+
+__all__ = ["load_table"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,17 @@ from mipl.records.spec import RunSpec
 
 FORMAT = "mipl-record-1"
 ARRAYS = ("ids", "probabilities", "labels")
+# What reading a damaged record can raise; a zip file with a changed byte alone gives four kinds.
+DAMAGE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    EOFError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +95,7 @@ class Store:
                 and len({len(arrays[name]) for name in ARRAYS}) == 1
                 and isinstance(info["metrics"], dict)
             )
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        except DAMAGE as error:
             raise StorageError(f"{folder} is damaged: {error}.") from error
         if not sound:
             raise StorageError(f"{folder} does not hold the run that its name says.")

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from importlib import resources
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from mipl.records.store import Record
 from mipl.records.summary import summarise
 
@@ -18,7 +21,11 @@ HEADER = (
 
 @functools.cache
 def paper_results() -> dict[tuple[str, int | None, str, str], tuple[float, float]]:
-    """Return the paper's printed values: (data set, r, method, metric) -> (mean, deviation), in percent."""
+    """Return the paper's printed values: (data set, r, method, metric) -> (mean, deviation), in percent.
+
+    From the tables of W. Tang, Y.-F. Yang, W. Zhang and M.-L. Zhang, "Calibratable Disambiguation Loss for
+    Multi-Instance Partial-Label Learning"; ``table`` in paper.csv names the one by its label there.
+    """
     text = (resources.files("mipl.reports") / "paper.csv").read_text(encoding="utf-8")
     return {
         (
@@ -30,6 +37,19 @@ def paper_results() -> dict[tuple[str, int | None, str, str], tuple[float, float
         for row in csv.DictReader(text.splitlines())
         if row["mean"]
     }
+
+
+def paper_scores(metric: str) -> tuple[npt.NDArray[np.float64], list[str]]:
+    """Return the paper's means of a metric, a row for each data set and r, and the methods of the columns.
+
+    Only methods that have a value on every data set are there: MIPLGP is not, as in the paper's own tests.
+    """
+    table = {key[:3]: value[0] for key, value in paper_results().items() if key[3] == metric}
+    table = {key: value for key, value in table.items() if "/" not in key[0]}  # pooled bags are another table
+    datasets = list(dict.fromkeys((dataset, r) for dataset, r, _ in table))
+    methods = list(dict.fromkeys(method for _, _, method in table))
+    methods = [method for method in methods if all((*dataset, method) in table for dataset in datasets)]
+    return np.array([[table[*dataset, method] for method in methods] for dataset in datasets]), methods
 
 
 def result_rows(records: Iterable[Record]) -> list[dict[str, Any]]:

@@ -1,0 +1,217 @@
+"""Reproduce the paper: find the data, make the runs that are missing, draw from the records."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mipl.data.catalogue import TABLE1, Characteristics, characteristics
+from mipl.data.formats.npz import save_npz
+from mipl.data.sources import Source
+from mipl.errors import MiplError, SettingError, suggest
+from mipl.experiments.engines import run_jobs
+from mipl.experiments.runner import Job
+from mipl.records.store import Store
+from mipl.reports import figures
+from mipl.reports.claims import CRC
+from mipl.reports.items import ITEMS
+from mipl.reports.page import write_page, write_product
+from mipl.reports.paper import QUICK_SET, Product
+from mipl.reports.runs import Runs, Want, is_stand_in, set_title
+from mipl.reports.tables import Cell, Table
+
+# Where the raw files of a data set are looked for below --raw, after a folder of its own name.
+FOLDERS = {
+    "mnist-mipl": ("mnist",),
+    "fmnist-mipl": ("fashion-mnist", "fmnist"),
+    "birdsong-mipl": ("hja-birdsong", "birdsong"),
+    "sival-mipl": ("sival",),
+    "c": ("crc-mipl", "crc"),
+    "crc5": ("crc-tiles", "crc5"),
+}
+QUICK_EPOCHS, QUICK_SPLITS = 5, (1,)
+ALL_SPLITS = tuple(range(1, 11))
+TABLE1_SETS = (*((name, 1) for name in TABLE1 if not name.startswith("c-")), *CRC)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to reproduce; what is None is as the paper has it, or as ``quick`` has it."""
+
+    out: Path
+    raw: Path | None = None
+    quick: bool = False  # on the embedded data, with few epochs and splits
+    splits: tuple[int, ...] | None = None
+    epochs: int | None = None
+    recipe: str = "stable"
+    workers: int = 2
+    engine: str = "local"
+    address: str | None = None
+    records: Path | None = None  # of finished runs; None: a folder in ``out``
+    draw_only: bool = False
+    show: bool = True
+
+    @property
+    def store(self) -> Path:
+        """The folder of records."""
+        return self.out / "records" if self.records is None else self.records
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of it: the page, the runs that failed, and the data sets that could not be had."""
+
+    page: Path
+    failures: list[tuple[Job, str]]
+    lacking: dict[str, str]  # data set -> the reason
+
+
+def names() -> list[str]:
+    """Return what can be reproduced, in the paper's order."""
+    return ["table1", *ITEMS]
+
+
+def reproduce(wanted: Sequence[str], options: Options, command: str) -> Outcome:
+    """Make the runs of the wanted tables and figures that have no record, and draw them and the page."""
+    known = names()
+    for name in wanted:
+        if name not in (*known, "all"):
+            raise SettingError(f"'{name}' cannot be reproduced.{suggest(name, [*known, 'all'])}")
+    chosen = known if "all" in wanted else [name for name in known if name in wanted]
+    wants = [want for name in chosen if name in ITEMS for want in ITEMS[name].wants(options.quick)]
+    sets: Iterable[tuple[str, int | None]] = [(want.dataset, want.r) for want in wants]
+    if "table1" in chosen:
+        sets = [*sets, *(QUICK_SET if options.quick else TABLE1_SETS)]
+    if options.raw is None and not options.quick and not options.draw_only:
+        raise SettingError("Say where the raw files are with --raw DIR, or give --quick for embedded data.")
+    if options.raw is not None and not options.raw.is_dir():
+        raise SettingError(f"{options.raw} is not a folder: give the folder of the raw files with --raw.")
+    data, lacking = ({}, {}) if options.draw_only else _open(dict.fromkeys(sets), options)
+    jobs = _jobs(wants, data, options)
+    failures = run_jobs(jobs, options.engine, options.workers, options.address, options.show)
+    records = list(Store(options.store))
+    for name in chosen:
+        runs = Runs(
+            records,
+            recipe=options.recipe,
+            epochs=None if options.quick else options.epochs,
+            quick_epochs=(options.epochs or QUICK_EPOCHS) if options.quick else options.epochs,
+            splits=ALL_SPLITS if options.splits is None else options.splits,
+            where=str(options.store),
+        )
+        with figures.style():
+            item = ITEMS.get(name)
+            product = _table1(data, runs) if item is None else item.draw(item, name, runs)
+        write_product(name, product, options.out, command)
+    return Outcome(write_page(options.out, known), failures, lacking)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Data:
+    """A data set that can be opened, and what a plan must know of it."""
+
+    source: Source
+    digest: str
+    provenance: dict[str, object]
+    row: Characteristics
+
+
+def _open(
+    sets: Iterable[tuple[str, int | None]], options: Options
+) -> tuple[dict[tuple[str, int | None], _Data], dict[str, str]]:
+    """Return the data sets that can be had, and for the others the reason."""
+    data, lacking = {}, {}
+    for dataset, r in sets:
+        base, *noise = dataset.split(" ")  # as in "sival-mipl class noise 0.2"
+        source = Source(base, r, raw=_raw(base, options.raw))
+        if noise:
+            kind, _, share = noise
+            levels = [float(share) if kind == each else 0.0 for each in ("class", "attribute")]
+            source = dataclasses.replace(source, class_noise=levels[0], attribute_noise=levels[1])
+        if dataset.startswith(("c-", "crc5-")):  # bags from images take minutes: they are kept for every run
+            source = dataclasses.replace(source, built=str(options.out / "data" / f"{dataset}.npz"))
+        try:
+            bags = source.open()
+        except MiplError as error:
+            lacking[set_title(dataset, r)] = str(error)
+            continue
+        if source.built is not None and not Path(source.built).is_file():
+            save_npz(bags, Path(source.built))
+        data[dataset, r] = _Data(source, bags.digest(), dict(bags.provenance), characteristics(bags))
+    return data, lacking
+
+
+def _raw(dataset: str, raw: Path | None) -> str | None:
+    """Return the folder of a data set's raw files below the one that was given, or that one itself."""
+    if raw is None or dataset == "digits-mipl":
+        return None
+    kind = dataset if dataset in FOLDERS else dataset.partition("-")[0]
+    below = [raw / name for name in (dataset, *FOLDERS[kind])]
+    # Images are looked for in their own folder alone: any folder of folders of images looks like a data set.
+    return str(next((folder for folder in below if folder.is_dir()), below[1] if kind != dataset else raw))
+
+
+def _jobs(wants: Iterable[Want], data: dict[tuple[str, int | None], _Data], options: Options) -> list[Job]:
+    """Return the runs to be made, split by split, so that what is stopped early has some of every cell."""
+    splits = options.splits or (QUICK_SPLITS if options.quick else ALL_SPLITS)
+    epochs = options.epochs or (QUICK_EPOCHS if options.quick else None)
+    return [
+        Job(
+            source=found.source,
+            method=want.method,
+            params={"recipe": options.recipe, **dict(want.given), **({"epochs": epochs} if epochs else {})},
+            split=split,
+            splits="stratified",
+            seed=0,
+            data_digest=found.digest,
+            store=str(options.store),
+            provenance=found.provenance,
+        )
+        for split in splits
+        for want in dict.fromkeys(wants)
+        if (found := data.get((want.dataset, want.r))) is not None
+    ]
+
+
+def _table1(data: dict[tuple[str, int | None], _Data], runs: Runs) -> Product:
+    """Return Table 1: what the data sets are like, ours above the paper's."""
+    fields = {
+        "bags": "bags", "instances": "instances", "max_instances": "most in a bag",
+        "min_instances": "fewest", "mean_instances": "mean", "max_positives": "positive, most",
+        "min_positives": "fewest", "mean_positives": "mean", "dimension": "features", "classes": "classes",
+        "mean_candidates": "candidates",
+    }  # fmt: skip
+    extra = [each for each in data if is_stand_in(each[0])]
+    rebuilt = [each for each, found in data.items() if found.provenance.get("origin") != "the authors' file"]
+    body, values = [], []
+    for each in (*TABLE1_SETS, *extra):
+        ours, paper = data[each].row if each in data else None, TABLE1.get(each[0])
+        mark = "‡" if each in extra else "†" if each in rebuilt else ""
+        line = [Cell(set_title(each[0]) + mark)]
+        value: dict[str, Any] = {"dataset": each[0]}
+        for name in fields:
+            mine, theirs = (None if row is None else getattr(row, name) for row in (ours, paper))
+            if name == "mean_candidates" and paper is not None and theirs is None:
+                theirs = 2.0  # 1 + r, for r = 1
+            below = "" if theirs is None else f"paper {_short(name, theirs)}"
+            line.append(Cell("–" if mine is None else _short(name, mine), below=below))
+            value |= {name: mine, f"paper_{name}": theirs}
+        body.append(line)
+        values.append(value)
+    table = Table("Characteristics of the data sets (r = 1).", ["data set", *fields.values()], body, values)
+    notes = ["Ours are the bags that the runs use: the authors' files where they are there, else rebuilt."]
+    if any(each not in extra for each in rebuilt):
+        notes.append("† Rebuilt from raw data: the authors' bags are not public.")
+    if extra:
+        notes.append("‡ A stand-in that is none of the paper's data sets.")
+    if any(each not in data for each in TABLE1_SETS):
+        notes.append("Empty rows: 'mipl reproduce table1 --raw DIR' fills them from the raw files.")
+    return Product("Table 1: the data sets", [table], None, notes, runs)
+
+
+def _short(name: str, value: float) -> str:
+    if name.endswith("positives"):
+        return f"{100 * value:.1f}%"
+    return f"{value:g}" if float(value).is_integer() else f"{value:.2f}"

@@ -1,0 +1,112 @@
+"""Do methods differ over several data sets? The Friedman test, Nemenyi's, and the critical difference."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import scipy.stats
+
+from mipl.errors import DataError, SettingError
+from mipl.metrics._inputs import Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Friedman:
+    """The test of l methods on N data sets; the first values as the paper computes them."""
+
+    ranks: Floats  # (l,), mean rank of each method, 1 the best
+    datasets: int  # N
+    chi2: float  # χ²_F without correction for ties
+    f: float  # F_F made of it, with l − 1 and (l − 1)(N − 1) degrees of freedom
+    p: float  # of F_F
+    critical: float  # the F_F from which the methods differ at level alpha
+    chi2_ties: float  # χ²_F corrected for ties, as SciPy has it
+    f_ties: float
+
+
+def friedman(scores: npt.ArrayLike, *, higher_is_better: bool, alpha: float = 0.05) -> Friedman:
+    """Test whether l ≥ 3 methods are equally good on N ≥ 2 data sets; ``scores`` is (N, l)."""
+    table = _checked(scores)
+    n, methods = table.shape
+    ranks = mean_ranks(table, higher_is_better=higher_is_better)
+    # 12N / (l(l+1)) · [Σ R² − l(l+1)²/4], the paper's formula
+    spread = float((ranks**2).sum()) - methods * (methods + 1) ** 2 / 4
+    chi2 = 12 * n / (methods * (methods + 1)) * spread
+    f = _f_statistic(chi2, n, methods)
+    degrees = (methods - 1, (methods - 1) * (n - 1))
+    flat = bool((table == table[:, :1]).all())  # nothing to correct, and SciPy would divide by zero
+    chi2_ties = 0.0 if flat else float(scipy.stats.friedmanchisquare(*table.T).statistic)
+    return Friedman(
+        ranks=ranks,
+        datasets=n,
+        chi2=chi2,
+        f=f,
+        p=float(scipy.stats.f.sf(f, *degrees)),
+        critical=float(scipy.stats.f.isf(_level(alpha), *degrees)),
+        chi2_ties=chi2_ties,
+        f_ties=_f_statistic(chi2_ties, n, methods),
+    )
+
+
+def mean_ranks(scores: npt.ArrayLike, *, higher_is_better: bool) -> Floats:
+    """Return the mean rank (l,) of each column of ``scores`` (N, l) over its rows; equal ones share it."""
+    table = _checked(scores)
+    ranks: Floats = scipy.stats.rankdata(-table if higher_is_better else table, axis=1).mean(axis=0)
+    return ranks
+
+
+def critical_difference(methods: int, datasets: int, alpha: float = 0.05) -> float:
+    """Return the distance of two mean ranks from which Nemenyi's test tells the methods apart."""
+    q = float(scipy.stats.studentized_range.isf(_level(alpha), methods, math.inf)) / math.sqrt(2)
+    return q * math.sqrt(methods * (methods + 1) / (6 * datasets))
+
+
+def nemenyi(scores: npt.ArrayLike) -> Floats:
+    """Return the p-values (l, l) of Nemenyi's test for each pair of columns of ``scores`` (N, l)."""
+    try:
+        from scikit_posthocs import posthoc_nemenyi_friedman
+    except ImportError as error:
+        raise SettingError("Nemenyi's test needs scikit-posthocs: pip install 'mipl[stats]'.") from error
+    return np.asarray(posthoc_nemenyi_friedman(_checked(scores)), dtype=np.float64)
+
+
+def cliques(ranks: npt.ArrayLike, difference: float) -> list[tuple[int, ...]]:
+    """Return the largest groups of methods whose mean ranks (l,) lie within the critical difference.
+
+    Groups of one are left out; each lists its methods from the best rank to the worst.
+    """
+    values = np.asarray(ranks, dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    found: list[tuple[int, ...]] = []
+    last = 0  # end of the previous group: a group that ends no further is part of it
+    for first in range(len(order)):
+        end = int(np.searchsorted(values[order], values[order[first]] + difference, side="right"))
+        if end > last and end - first > 1:
+            found.append(tuple(int(i) for i in order[first:end]))
+        last = max(last, end)
+    return found
+
+
+def _f_statistic(chi2: float, n: int, methods: int) -> float:
+    """Return F_F = (N − 1) χ² / (N(l − 1) − χ²); infinite when every data set ranks the methods alike."""
+    rest = n * (methods - 1) - chi2
+    return (n - 1) * chi2 / rest if rest > 1e-9 * n * methods else math.inf
+
+
+def _checked(scores: npt.ArrayLike) -> Floats:
+    table = np.asarray(scores, dtype=np.float64)
+    if table.ndim != 2 or table.shape[0] < 2 or table.shape[1] < 3 or not np.isfinite(table).all():
+        raise DataError(
+            f"Scores of shape {table.shape} cannot be ranked: give at least 2 data sets (rows) by 3 methods "
+            "(columns), every one a number."
+        )
+    return table
+
+
+def _level(alpha: float) -> float:
+    if not 0 < alpha < 1:
+        raise SettingError(f"alpha is {alpha}: it must lie between 0 and 1.")
+    return alpha

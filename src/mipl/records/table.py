@@ -1,0 +1,78 @@
+"""Records as one table, a row a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from mipl.errors import SettingError, StorageError
+from mipl.files import atomic_file
+from mipl.records.store import Record, Store
+
+COLUMNS = {
+    "hash": pa.string(),
+    "dataset": pa.string(),
+    "r": pa.int64(),
+    "data_digest": pa.string(),
+    "method": pa.string(),
+    "recipe": pa.string(),
+    "given": pa.string(),  # JSON of the settings that differ from the method's and the recipe's own
+    "splits": pa.string(),
+    "split": pa.int64(),
+    "seed": pa.int64(),
+    "train_bags": pa.int64(),
+    "test_bags": pa.int64(),
+    "fit_seconds": pa.float64(),
+    "predict_seconds": pa.float64(),
+    "peak_memory_mb": pa.float64(),
+    "parameters": pa.int64(),
+}
+
+
+def load_table(records: Path | str | Iterable[Record]) -> pa.Table:
+    """Return every sound record of a folder as one table, a row a run, its metrics the last columns.
+
+    ``load_table("runs").to_pandas()`` is the table in pandas, ``pyarrow.parquet.write_table`` keeps it.
+    """
+    if isinstance(records, str | Path):
+        if not Path(records).is_dir():
+            raise StorageError(f"{records} is not a folder of records.")
+        records = Store(Path(records))
+    rows = [_row(record) for record in records]
+    metrics = sorted({name for _, measured in rows for name in measured})
+    schema = pa.schema([*COLUMNS.items(), *((name, pa.float64()) for name in metrics)])
+    return pa.Table.from_pylist([{**row, **measured} for row, measured in rows], schema=schema)
+
+
+def write_table(records: Iterable[Record], path: Path) -> None:
+    """Write :func:`load_table` to a ``.parquet`` or ``.csv`` file, whole or not at all."""
+    writers = {".parquet": pyarrow.parquet.write_table, ".csv": pyarrow.csv.write_csv}
+    if path.suffix not in writers:
+        raise SettingError(f"{path} does not end in {' or '.join(writers)}.")
+    table = load_table(records)
+    with atomic_file(path) as temporary:
+        writers[path.suffix](table, temporary)
+
+
+def _row(record: Record) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return what a run was and took, and its metrics; what an older record does not say is null."""
+    info = record.info
+    seconds, data = info.get("seconds", {}), info.get("data", {})
+    row = {
+        **{name: record.spec[name] for name in COLUMNS if name in record.spec},
+        "hash": info["hash"],
+        "given": json.dumps(info.get("given", {}), sort_keys=True),
+        "train_bags": data.get("train_bags"),
+        "test_bags": data.get("test_bags"),
+        "fit_seconds": seconds.get("fit"),
+        "predict_seconds": seconds.get("predict"),
+        "peak_memory_mb": info.get("peak_memory_mb"),
+        "parameters": info.get("parameters"),
+    }
+    return row, record.metrics

@@ -1,0 +1,213 @@
+"""The paper's figures, drawn from plain numbers in the style of :mod:`mipl.reports.figures`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from mipl.metrics import ReliabilityCurve
+from mipl.metrics.statistics import cliques
+from mipl.reports.figures import BLUE, GRID, INK, MUTED, SAMPLES, VERMILLION
+
+GREEN, AMBER = "#009e73", "#b07d00"
+# A method looks the same in every figure: its colour says what it is, its marker or hatching says which.
+LOOKS: dict[str, dict[str, Any]] = {
+    "baseline": {"color": MUTED, "marker": "o", "linestyle": (0, (1.2, 1.4))},
+    "cc": {"color": BLUE, "marker": "s", "linestyle": "solid"},
+    "cn": {"color": VERMILLION, "marker": "^", "linestyle": (0, (5, 2))},
+    "fl": {"color": GREEN, "marker": "D", "linestyle": (0, (5, 2, 1, 2))},
+    "ifl": {"color": AMBER, "marker": "v", "linestyle": (0, (8, 2, 1, 2, 1, 2))},
+}
+
+Panel = tuple[str, str, ReliabilityCurve | None]  # title, line below it, curve
+Point = tuple[float, float] | None  # mean and deviation in percent; None where there is no run
+
+
+def look(method: str) -> dict[str, Any]:
+    """Return colour, marker and dashes of a method."""
+    return LOOKS.get(method.rpartition("-")[2], LOOKS["baseline"])
+
+
+def critical_difference_diagram(
+    ax: Axes, ranks: npt.ArrayLike, names: Sequence[str], difference: float, ours: Sequence[bool]
+) -> None:
+    """Draw l mean ranks on an axis, the best to the right, and a bar over methods that are not told apart."""
+    values = np.asarray(ranks, dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    low, high = math.floor(values.min()), math.ceil(values.max())
+    high = max(high, math.ceil(low + difference))  # room for the ruler
+    groups = cliques(values, difference)
+    best, worst = order[: (len(order) + 1) // 2], order[(len(order) + 1) // 2 :][::-1]
+    # From the top, in lines of text: the ruler, the axis, the groups, the names.
+    first = 0.75 + 0.34 * len(groups)
+    bottom = first + max(len(best), len(worst))
+    ax.set(xlim=(high + 1.9, low - 1.9), ylim=(bottom - 0.4, -1.9))  # ranks fall to the right
+    ax.set_axis_off()
+    ax.plot([low, high], [0, 0], color=INK, linewidth=1.2)
+    for tick in range(low, high + 1):
+        ax.plot([tick, tick], [0, -0.18], color=INK, linewidth=1)
+        ax.text(tick, -0.28, str(tick), ha="center", va="bottom", fontsize=8.5, color=MUTED)
+    ax.plot([high, high - difference], [-1.25, -1.25], color=INK, linewidth=1.4, marker="|", markersize=6)
+    ax.text(high - difference / 2, -1.35, f"CD = {difference:.2f}", ha="center", va="bottom", fontsize=8.5)
+    for line, group in enumerate(groups):
+        ends = [values[group[0]] - 0.06, values[group[-1]] + 0.06]
+        y = 0.35 + 0.34 * line
+        ax.plot(ends, [y, y], color=INK, linewidth=3, solid_capstyle="butt", label="group")
+    for side, chosen in ((low - 0.25, best), (high + 0.25, worst)):
+        for line, i in enumerate(chosen):
+            y, right = first + line, side < low
+            colour = VERMILLION if ours[i] else INK
+            ax.plot([values[i], values[i], side], [0, y, y], color=colour, linewidth=0.8, zorder=1)
+            text = f"{names[i]}  {values[i]:.2f}" if right else f"{values[i]:.2f}  {names[i]}"
+            ax.text(
+                side + (-0.08 if right else 0.08), y, text, color=colour, fontsize=9,
+                ha="left" if right else "right", va="center", fontweight="bold" if ours[i] else "normal",
+            )  # fmt: skip
+
+
+def reliability_grid(
+    panels: Sequence[Sequence[Panel]],
+    row_titles: Sequence[str] = (),
+    *,
+    size: float = 1.55,
+) -> Figure:
+    """Return reliability diagrams in rows: (title, line below it, curve), an empty frame where no curve is.
+
+    The bars' colour is the share of all samples of the panel, on one scale for the whole figure.
+    """
+    rows, columns = len(panels), len(panels[0])
+    width, height = (size + 0.14) * columns + 1.35, (size + 0.42) * rows + 0.42
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    norm = PowerNorm(0.5, vmin=0, vmax=1)
+    for row, line in enumerate(panels):
+        for column, (title, below, curve) in enumerate(line):
+            ax = axes[row, column]
+            ax.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=3)
+            if curve is None:
+                ax.text(0.62, 0.28, "no run", ha="center", color=MUTED, fontsize=8)
+            else:
+                some = curve.count > 0
+                left, wide = curve.edges[:-1][some], np.diff(curve.edges)[some]
+                shades = SAMPLES(norm(curve.count[some] / curve.count.sum()))
+                ax.bar(
+                    left, curve.accuracy[some], wide, align="edge", color=shades, edgecolor="white", lw=0.4
+                )
+                # A cap shows a bin also where its accuracy is nothing or its colour is pale.
+                ax.hlines(curve.accuracy[some], left, left + wide, color=INK, linewidth=1.1)
+            ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
+            for axis in (ax.xaxis, ax.yaxis):
+                axis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
+            ax.tick_params(labelsize=7.5, length=2)
+            ax.set_title(f"{title}\n", fontsize=8.5, pad=3.5)
+            ax.annotate(
+                below, (0.5, 1), (0, 3), "axes fraction", textcoords="offset points", ha="center", fontsize=7
+            )
+        if row_titles:
+            axes[row, 0].set_ylabel(f"{row_titles[row]}\naccuracy in %", fontsize=8.5)
+        else:
+            axes[row, 0].set_ylabel("accuracy in %", fontsize=8.5)
+    for ax in axes[-1]:
+        ax.set_xlabel("confidence in %", fontsize=8.5)
+    bar = figure.colorbar(
+        ScalarMappable(norm, SAMPLES), ax=axes, location="right", aspect=14 * rows, pad=0.01, shrink=0.8
+    )
+    bar.set_label("share of samples", fontsize=8.5)
+    bar.set_ticks([0, 0.05, 0.2, 0.5, 1], labels=["0", "5%", "20%", "50%", "100%"])
+    bar.outline.set_visible(False)
+    bar.minorticks_off()
+    if bar.solids is not None:
+        bar.solids.set_edgecolor("face")
+    return figure
+
+
+def line_panels(
+    panels: Sequence[tuple[str, str, Mapping[str, Sequence[Point]]]],
+    x: Sequence[float],
+    x_labels: Sequence[str],
+) -> Figure:
+    """Return panels (title, y label, method -> a point for each x), a column and its legend for each x label.
+
+    Points that are missing are left out; the deviation is a band.
+    """
+    columns = len(x_labels)
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(3.1 * columns + 0.4, 2.15 * rows + 0.75), layout="constrained")
+    axes = figure.subplots(rows, columns, sharex=True, sharey="row", squeeze=False)
+    for number, (title, y_label, lines) in enumerate(panels):
+        ax = axes[divmod(number, columns)]
+        for name, points in lines.items():
+            there = [(at, *point) for at, point in zip(x, points, strict=True) if point is not None]
+            if not there:
+                continue
+            at, mean, std = np.array(there).T
+            style = look(name.lower())
+            ax.plot(at, mean, linewidth=1.6, markersize=4.5, markeredgecolor="white", label=name, **style)
+            if np.isfinite(std).any():
+                ax.fill_between(at, mean - std, mean + std, color=style["color"], alpha=0.13, linewidth=0)
+        if not ax.lines:
+            ax.text(0.5, 0.5, "no run", transform=ax.transAxes, ha="center", color=MUTED)
+        ax.set_ylabel(y_label if number % columns == 0 else "")
+        ax.set_title(title, loc="left", fontsize=9.5, pad=19 if number < columns else 6)
+        ax.yaxis.set_major_locator(MaxNLocator(5))
+        ax.set_xticks(x)
+        ax.grid(axis="y")
+        if number < columns and ax.lines:
+            ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, handlelength=2.4, borderaxespad=0.3)
+    for ax, label in zip(axes[-1], x_labels, strict=True):
+        ax.set_xlabel(label)
+    return figure
+
+
+def bar_panels(
+    panels: Sequence[tuple[str, str, Mapping[str, Sequence[Point]]]],
+    groups: Sequence[Sequence[str]],
+    looks: Mapping[str, Mapping[str, Any]],
+    *,
+    columns: int,
+    width: float = 3.6,
+) -> Figure:
+    """Return panels (title, y label, name -> a bar for each group), with whiskers and one legend above.
+
+    ``groups`` has the groups' names for each panel; a bar that is missing leaves its place empty.
+    """
+    rows = math.ceil(len(panels) / columns)
+    names = list(dict.fromkeys(name for _, _, bars in panels for name in bars))
+    lines = math.ceil(len(names) / max(3, int(width * columns // 1.35)))  # of the legend
+    figure = Figure(figsize=(width * columns, 2.1 * rows + 0.22 * lines + 0.2), layout="constrained")
+    axes = figure.subplots(rows, columns, sharey="row", squeeze=False)
+    for number, ((title, y_label, bars), group_names) in enumerate(zip(panels, groups, strict=True)):
+        ax = axes[divmod(number, columns)]
+        wide = 0.84 / len(bars)
+        for place, (name, points) in enumerate(bars.items()):
+            for group, point in enumerate(points):
+                if point is not None:
+                    mean, std = point
+                    at = group + (place - (len(bars) - 1) / 2) * wide
+                    ax.bar(at, mean, wide * 0.94, linewidth=0.5, **looks[name])
+                    if math.isfinite(std):
+                        ax.errorbar(at, mean, std, color=INK, linewidth=0.8, capsize=1.6)
+        if not ax.patches:
+            ax.text(0.5, 0.5, "no run", transform=ax.transAxes, ha="center", color=MUTED)
+        ax.set_xticks(range(len(group_names)), group_names)
+        ax.tick_params(axis="x", length=0)
+        ax.set(xlim=(-0.55, len(group_names) - 0.45), ylabel=y_label if number % columns == 0 else "")
+        ax.set_title(title, loc="left", fontsize=9.5)
+        ax.grid(axis="y", color=GRID)
+    for row in range(rows):  # panels of a row share their scale, which must not be fixed by the first
+        drawn = [bars for _, _, bars in panels[row * columns : (row + 1) * columns]]
+        ends = [p[0] + np.nan_to_num(p[1]) for bars in drawn for line in bars.values() for p in line if p]
+        axes[row, 0].set_ylim(0, 1.06 * max(ends, default=1.0))
+    handles = [Patch(linewidth=0.5, **looks[name]) for name in names]
+    figure.legend(handles, names, loc="outside upper left", ncols=math.ceil(len(names) / lines), fontsize=8)
+    return figure

@@ -1,0 +1,118 @@
+"""Everything that can be reproduced from runs: its data sets, its methods, and what draws it."""
+
+from __future__ import annotations
+
+from mipl.reports.claims import BASELINE, BENCHMARKS, CRC, EVERY, OURS, Sets
+from mipl.reports.paper import (
+    FAMILIES,
+    NINE,
+    ROWS,
+    Item,
+    draw_cost,
+    draw_head_vs_loss,
+    draw_table,
+    heads,
+    plain,
+)
+from mipl.reports.paper_figures import (
+    GAMMAS,
+    RANKED,
+    draw_bars,
+    draw_differences,
+    draw_focal,
+    draw_friedman,
+    draw_gamma,
+    draw_noise,
+    draw_reliability,
+    draw_top_share,
+    gamma,
+    noisy,
+)
+
+BENCHMARK, REAL = {"where": "the benchmark data sets"}, {"where": "the real-world data sets"}
+PATCHES: Sets = CRC[-3:]
+BIRDS: Sets = tuple(("birdsong-mipl", r) for r in (1, 2, 3))
+SIVAL: Sets = tuple(("sival-mipl", r) for r in (1, 2, 3))
+
+HEADS = tuple(
+    (method, heads(method, head))
+    for attention, base in BASELINE.items()
+    for method in (base, f"{attention}-mdl", f"{attention}-cc", f"{attention}-cn")
+    for head in ("sigmoid", "linear")
+)
+MAXMIN = ("pooling", "maxmin")  # the mean is what methods pool by unless they are told
+
+ITEMS: dict[str, Item] = {  # in the paper's order
+    "table2": Item(
+        "Table 2: accuracy on the benchmark data sets",
+        BENCHMARKS,
+        plain(ROWS),
+        draw_table,
+        {"metrics": ("accuracy",), **BENCHMARK},
+    ),
+    "table3": Item(
+        "Table 3: accuracy on the real-world data sets",
+        CRC,
+        plain(ROWS),
+        draw_table,
+        {"metrics": ("accuracy",), **REAL},
+    ),
+    "table4": Item(
+        "Table 4: expected calibration error on the benchmark data sets",
+        BENCHMARKS,
+        plain(RANKED),
+        draw_table,
+        {"metrics": ("ece",), **BENCHMARK},
+    ),
+    "table5": Item(
+        "Table 5: expected calibration error on the real-world data sets",
+        CRC,
+        plain(RANKED),
+        draw_table,
+        {"metrics": ("ece",), **REAL},
+    ),
+    "head-vs-loss": Item("Head against loss", (("birdsong-mipl", 1),), HEADS, draw_head_vs_loss),
+    "fig2": Item("Fig. 2: reliability on C-KMeans", (("c-kmeans", None),), plain(NINE), draw_reliability),
+    "fig3": Item(
+        "Fig. 3: reliability of focal losses", (("fmnist-mipl", 1),), plain(("sam-fl", "sam-ifl")), draw_focal
+    ),
+    "fig5": Item("Fig. 5: reliability on Birdsong-MIPL", BIRDS, plain(NINE), draw_reliability),
+    "figA3": Item(
+        "Fig. A3: sensitivity to γ",
+        PATCHES[-1:],
+        (*plain(BASELINE.values()), *((method, gamma(g)) for method in OURS for g in GAMMAS)),
+        draw_gamma,
+    ),
+    "figA4": Item(
+        "Fig. A4: FL and IFL against CDL",
+        (*BIRDS, *SIVAL),
+        plain(("miplma", "mam-cc", "mam-cn", "mam-fl", "mam-ifl")),
+        draw_bars,
+    ),
+    "figA5": Item(
+        "Fig. A5: partial-label methods",
+        PATCHES,
+        (*plain(OURS), *plain(("proden", "lws", "pop")), *plain(("proden", "lws", "pop"), MAXMIN)),
+        draw_bars,
+    ),
+    "figA6": Item(
+        "Fig. A6: class noise and attribute noise",
+        noisy("sival-mipl", 1),
+        plain(FAMILIES[2]),
+        draw_noise,
+        quick_sets=noisy("digits-mipl", 1),
+        others=noisy("birdsong-mipl", 1),
+    ),
+    "figA8": Item("Fig. A8: critical differences", EVERY, plain(RANKED), draw_differences),
+    "figA9": Item("Fig. A9: patch granularity", PATCHES, plain((*FAMILIES[1], *FAMILIES[2])), draw_bars),
+    "figA10": Item("Fig. A10: accuracy and ECE at top-k%", PATCHES[-1:], plain(FAMILIES[2]), draw_top_share),
+    "tableA1": Item(
+        "Table A1: POP, POP-CC and POP-CN",
+        PATCHES,
+        (*plain(("pop", "pop-cc", "pop-cn")), *plain(("pop", "pop-cc", "pop-cn"), MAXMIN)),
+        draw_table,
+        {"metrics": ("accuracy", "ece"), "where": "patches of the tissue images"},
+    ),
+    "tableA2": Item("Table A2: what a run costs", BENCHMARKS[:1], plain(NINE), draw_cost),
+    "tableA3": Item("Table A3: Friedman statistics", EVERY, plain(RANKED), draw_friedman),
+}

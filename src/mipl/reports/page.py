@@ -1,0 +1,123 @@
+"""What was reproduced, as files: a folder for each table or figure, and one page that joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from mipl.errors import DataError
+from mipl.files import atomic_file, atomic_folder, read_json, write_json
+from mipl.records.store import Record
+from mipl.reports import figures
+from mipl.reports.paper import Product
+from mipl.reports.runs import method_title, set_title
+from mipl.reports.tables import Table, as_csv, latex, markdown
+
+FORMAT = "mipl-reproduced-1"
+
+
+def write_product(name: str, product: Product, folder: Path, command: str) -> None:
+    """Write a table or figure to ``folder/name`` in every format, with its provenance."""
+    commands = product.runs.commands()
+    with atomic_folder(folder / name, "about.json") as temporary:
+        if product.tables:
+            text = _markdown(product, commands)
+            (temporary / "table.md").write_text(text, encoding="utf-8")
+            tex = [latex(table, f"{name}-{i}") for i, table in enumerate(product.tables, start=1)]
+            (temporary / "table.tex").write_text("\n".join(tex), encoding="utf-8")
+            (temporary / "table.csv").write_text(_csv(product.tables), encoding="utf-8")
+        if product.figure is not None:
+            description = f"{product.title}."
+            svg = figures.svg(product.figure, name, description)
+            (temporary / "figure.svg").write_text(svg + "\n", encoding="utf-8")
+            with figures.style():
+                product.figure.savefig(temporary / "figure.png", dpi=200, metadata={"Software": None})
+        about = {
+            "format": FORMAT,
+            "title": product.title,
+            "command": command,
+            "notes": list(product.notes),
+            "tables": [table.to_dict() for table in product.tables],
+            "figure": product.figure is not None,
+            "commands": commands,
+            "provenance": provenance(product.runs.used.values()),
+        }
+        write_json(temporary / "about.json", about)
+
+
+def write_page(folder: Path, order: Sequence[str] = ()) -> Path:
+    """Join everything that was reproduced in ``folder`` in ``folder/index.html``, and return that path."""
+    found = {path.parent.name: path for path in folder.glob("*/about.json")}
+    names = [name for name in order if name in found]
+    names += sorted(name for name in found if name not in names)
+    if not names:
+        raise DataError(f"{folder} holds nothing that was reproduced: run 'mipl reproduce' first.")
+    parts = []
+    for name in names:
+        about = read_json(found[name])
+        if about.get("format") != FORMAT:
+            raise DataError(f"{found[name]} is not what 'mipl reproduce' writes: make it anew.")
+        svg = (folder / name / "figure.svg").read_text(encoding="utf-8") if about["figure"] else ""
+        parts.append({**about, "name": name, "svg": Markup(svg)})
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,  # names of data sets and commands may be the user's
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("report.html.jinja").render(parts=parts)
+    path = folder / "index.html"
+    with atomic_file(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    return path
+
+
+def provenance(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Return for each method on a data set the records behind it, its data, versions and machine."""
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for record in sorted(records, key=lambda each: int(each.spec["split"])):
+        spec, given = record.spec, record.info.get("given", {})
+        key = (set_title(spec["dataset"], spec["r"]), method_title(spec["method"], given), spec["recipe"])
+        groups.setdefault((*key, spec["data_digest"]), []).append(record)
+    return [
+        {
+            "dataset": dataset,
+            "method": method,
+            "recipe": recipe,
+            "data_digest": digest,
+            "origin": _one(r.info.get("data", {}).get("provenance", {}).get("origin", "?") for r in members),
+            "records": [{"split": r.spec["split"], "hash": r.info["hash"]} for r in members],
+            "versions": _one(_joined(r.info.get("versions", {})) for r in members),
+            "machine": _one(_joined(r.info.get("machine", {})) for r in members),
+            "fit_seconds": round(sum(r.info["seconds"]["fit"] for r in members) / len(members), 1),
+        }
+        for (dataset, method, recipe, digest), members in sorted(groups.items())
+    ]
+
+
+def _markdown(product: Product, commands: Sequence[str]) -> str:
+    parts = [f"# {product.title}\n", *map(markdown, product.tables), *(f"{note}\n" for note in product.notes)]
+    if commands:
+        parts.append("```console\n" + "\n".join(f"$ {command}" for command in commands) + "\n```\n")
+    return "\n".join(parts)
+
+
+def _csv(tables: Sequence[Table]) -> str:
+    """Return the values of all tables that have some as one CSV, or else the text of each."""
+    values = [value for table in tables for value in table.values]
+    if values:
+        return as_csv(Table("", (), (), values))
+    return "\n".join(map(as_csv, tables))
+
+
+def _joined(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _one(texts: Iterable[str]) -> str:
+    return " / ".join(dict.fromkeys(texts))

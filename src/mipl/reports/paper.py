@@ -1,0 +1,350 @@
+"""The paper's tables and figures: the runs that each needs, and how it is drawn from their records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from mipl.records.store import Record
+from mipl.reports.claims import (
+    BASELINE,
+    EARLIER,
+    EVERY,
+    OTHERS,
+    OURS,
+    Sets,
+    baseline_of,
+    claims_table,
+)
+from mipl.reports.results import paper_results
+from mipl.reports.runs import Mean, Runs, Settings, Want, mark_of, method_title, set_title
+from mipl.reports.tables import Cell, Table, number
+
+Variant = tuple[str, Settings]  # a method and the settings that are not its own
+QUICK_SET: Sets = (("digits-mipl", 1),)  # embedded, so that every table can be tried at once
+ROWS = (*OTHERS, *(name for a, b in BASELINE.items() for name in (b, f"{a}-cc", f"{a}-cn")))  # as printed
+FAMILIES = tuple((b, f"{a}-cc", f"{a}-cn") for a, b in BASELINE.items())
+NINE = tuple(name for family in FAMILIES for name in family)
+WORD = {"accuracy": "Accuracy", "ece": "Expected calibration error"}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A table or figure with what is said below it; ``runs`` knows the records it was made of."""
+
+    title: str
+    tables: Sequence[Table]
+    figure: Figure | None
+    notes: Sequence[str]
+    runs: Runs
+
+
+@dataclass(frozen=True)
+class Item:
+    """What can be reproduced: its data sets, methods with settings, and the function that draws it."""
+
+    title: str
+    sets: Sets
+    variants: tuple[Variant, ...]
+    draw: Callable[[Item, str, Runs], Product]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    quick_sets: Sets = QUICK_SET
+    others: Sets = ()  # stand-ins besides the tissue images
+
+    def wants(self, quick: bool = False) -> list[Want]:
+        """Return the runs it needs: on the embedded data, or on the paper's sets and their stand-ins."""
+        sets = self.quick_sets if quick else (*self.sets, *self.stand_ins(), *self.others)
+        return [Want(*each, *variant) for each in sets for variant in self.variants]
+
+    def stand_ins(self) -> Sets:
+        """Return the data sets that stand in for those which nobody can be given."""
+        crc = (
+            (d.replace("c-", "crc5-", 1).replace("r34", "lite0"), r) for d, r in self.sets if d[:2] == "c-"
+        )
+        return tuple(crc)
+
+    def drawn(self, runs: Runs) -> Sets:
+        """Return for each of the paper's sets the one to draw: itself, its stand-in, or the embedded data.
+
+        Where there are no runs at all it is the paper's own, which then shows as empty.
+        """
+        others = dict(zip((each for each in self.sets if each[0][:2] == "c-"), self.stand_ins(), strict=True))
+        chosen = []
+        for each in self.sets:
+            options = [each, *([others[each]] if each in others else [])]
+            chosen.append(next((option for option in options if runs.has(*option)), each))
+        if not any(runs.has(*each) for each in chosen) and runs.has(*QUICK_SET[0]):
+            return QUICK_SET
+        return tuple(chosen)
+
+
+def plain(names: Iterable[str], *given: tuple[str, Any]) -> tuple[Variant, ...]:
+    """Return methods that share some settings."""
+    return tuple((name, given) for name in names)
+
+
+def printed(want: Want, metric: str) -> tuple[float, float] | None:
+    """Return the paper's mean and deviation for a want, or None."""
+    dataset, given = want.dataset, dict(want.given)
+    if want.method.startswith("pop"):  # pooled by the mean unless it is said
+        dataset = f"{dataset}/{given.pop('pooling', 'mean')}"
+    return None if given else paper_results().get((dataset, want.r, want.method, metric))
+
+
+def result_table(runs: Runs, caption: str, sets: Sets, variants: Sequence[Variant], metric: str) -> Table:
+    """Return methods by data sets: ours, the gain over the baseline, the paper's value and the difference."""
+    means = {(each, v): runs.mean(Want(*each, *v), metric) for each in sets for v in variants}
+    better = max if metric == "accuracy" else min
+    rows: list[list[Cell]] = [[Cell(method_title(*variant))] for variant in variants]
+    values: list[dict[str, Any]] = []
+    header, one_r = ["method"], len({r for _, r in sets}) == 1
+    for each in sets:
+        column = [mean for v in variants if (mean := means[each, v]) is not None]
+        # Compared as printed: a digit that nobody sees makes no winner.
+        best = f"{better(mean.mean for mean in column):.2f}" if len(column) > 1 else None
+        records = [record for v in variants for record in runs.of(Want(*each, *v))]
+        header.append(set_title(each[0], None if one_r else each[1]) + mark_of(records))
+        for row, variant in zip(rows, variants, strict=True):
+            want, mean = Want(*each, *variant), means[each, variant]
+            base = baseline_of(variant[0])
+            gained = _gain(mean, means.get((each, (base, variant[1]))) if base else None, metric)
+            row.append(_cell(mean, gained, printed(want, metric), best, len(runs.splits), metric))
+            values.append(_value(runs, want, metric, mean, gained))
+    return Table(caption, header, rows, values)
+
+
+def _cell(
+    mean: Mean | None,
+    gained: float | None,
+    paper: tuple[float, float] | None,
+    best: str | None,
+    splits: int,
+    metric: str,
+) -> Cell:
+    """Return ours with the gain over the baseline; below it the paper's value and the difference."""
+    below = [] if paper is None else [f"paper {number(*paper)}"]
+    if mean is None:
+        return Cell("–", below=" ".join(below))
+    if paper is not None:
+        below.append(f"Δ {mean.mean - paper[0]:+.2f}")
+    if mean.runs != splits:
+        below.append(f"n={mean.runs}")
+    text = number(mean.mean, mean.std) + ("" if gained is None else f" ({_arrow(gained, metric)})")
+    return Cell(text, f"{mean.mean:.2f}" == best, ", ".join(below).replace("-", "−"))
+
+
+def _arrow(gained: float, metric: str) -> str:
+    """Return a gain as the paper writes it: accuracy that rises, error that falls."""
+    amount = f"{abs(gained):.2f}"
+    if float(amount) == 0:
+        return amount
+    return amount + ("↑" if (gained > 0) == (metric == "accuracy") else "↓")
+
+
+def _gain(mean: Mean | None, base: Mean | None, metric: str) -> float | None:
+    if mean is None or base is None:
+        return None
+    return mean.mean - base.mean if metric == "accuracy" else base.mean - mean.mean
+
+
+def _value(runs: Runs, want: Want, metric: str, mean: Mean | None, gained: float | None) -> dict[str, Any]:
+    paper, records = printed(want, metric), runs.of(want)
+    return {
+        "dataset": want.dataset,
+        "r": "" if want.r is None else want.r,
+        "method": want.method,
+        "settings": " ".join(f"{name}={value}" for name, value in runs.settings(want).items()),
+        "metric": metric,
+        "runs": 0 if mean is None else mean.runs,
+        "mean": "" if mean is None else round(mean.mean, 4),
+        "std": "" if mean is None or math.isnan(mean.std) else round(mean.std, 4),
+        "gain_over_baseline": "" if gained is None else round(gained, 4),
+        "paper_mean": "" if paper is None else paper[0],
+        "paper_std": "" if paper is None else paper[1],
+        "difference": "" if paper is None or mean is None else round(mean.mean - paper[0], 4),
+        "data": {"": "authors' file", "†": "rebuilt", "‡": "stand-in"}.get(mark_of(records), "mixed")
+        if records
+        else "",
+        "records": " ".join(record.info["hash"] for record in records),
+        "command": "" if records else runs.command(want),
+    }
+
+
+def notes_of(runs: Runs) -> list[str]:
+    """Return what a reader must know of the numbers that were used."""
+    notes = []
+    used = list(runs.used.values())
+    if used:
+        notes.append(
+            f"Mean ± standard deviation in percent over up to {len(runs.splits)} stratified 7:3 splits "
+            "(n where there are others); Δ is ours minus the paper's; "
+            f"recipe “{runs.recipe}”."
+        )
+    marks = {mark_of([record]) for record in used}
+    if "†" in marks:
+        notes.append(
+            "† Bags rebuilt from raw data: the authors' are not public, so values compare to some points."
+        )
+    if "‡" in marks:
+        notes.append(
+            "‡ A stand-in that is none of the paper's data sets: not to be compared with its values."
+        )
+    trained = {
+        record.spec["recipe_settings"].get("epochs") for record in used if record.info["given"].get("epochs")
+    }
+    if trained:
+        few = " and ".join(map(str, sorted(trained)))
+        notes.append(
+            f"Some runs were trained for {few} epochs only: they show the way, not what methods reach."
+        )
+    if runs.missing:
+        notes.append("Empty cells: the commands below fill them; DIR is the folder of the raw files.")
+    return notes
+
+
+def draw_table(item: Item, name: str, runs: Runs) -> Product:
+    """Draw Tables 2 to 5 and A1: a table for each r, then the stand-ins, then what the text says of them."""
+    tables = []
+    metrics: tuple[str, ...] = item.options["metrics"]
+    for metric in metrics:
+        for r in dict.fromkeys(r for _, r in item.sets):
+            sets = tuple(each for each in item.sets if each[1] == r)
+            where = item.options["where"] + ("" if r is None else f", r = {r}")
+            tables.append(result_table(runs, f"{WORD[metric]} on {where}.", sets, item.variants, metric))
+        extra = tuple(each for each in (*item.stand_ins(), *QUICK_SET) if runs.has(*each))
+        if extra:
+            caption = f"{WORD[metric]} on stand-ins, which are none of the paper's data sets."
+            table = result_table(runs, caption, extra, item.variants, metric)
+            # what has numbers comes first
+            tables.insert(len(tables) if any(runs.has(*each) for each in item.sets) else 0, table)
+    said = claims_table(name, lambda: our_values(runs))
+    return Product(item.title, tables + ([said] if said else []), None, notes_of(runs), runs)
+
+
+def our_values(runs: Runs) -> dict[tuple[str, int | None, str, str], float]:
+    """Return our means on the paper's data sets, for what is computed from whole tables."""
+    found = {}
+    for dataset, r in EVERY:
+        for method in (*EARLIER, *OURS):
+            want = Want(dataset, r, method)
+            for metric in ("accuracy", "ece"):
+                if runs.has(dataset, r) and (mean := runs.mean(want, metric, needed=False)) is not None:
+                    found[dataset, r, method, metric] = mean.mean
+    return found
+
+
+def draw_head_vs_loss(item: Item, name: str, runs: Runs) -> Product:
+    """Draw the table that parts what the head does from what the loss does."""
+    tables = []
+    for each in item.drawn(runs):
+        rows, values = [], []
+        for attention, base in BASELINE.items():
+            rows.append([Cell(f"{attention.upper()} attention")])
+            for method in (base, f"{attention}-mdl", f"{attention}-cc", f"{attention}-cn"):
+                row = [Cell(method_title(method))]
+                for metric in ("accuracy", "ece"):
+                    pair = [
+                        runs.mean(Want(*each, method, heads(method, h)), metric)
+                        for h in ("sigmoid", "linear")
+                    ]
+                    own = printed(Want(*each, method), metric)
+                    for head, mean in zip(("sigmoid", "linear"), pair, strict=True):
+                        # the paper ran the earlier methods with the one head and its own with the other
+                        paper = own if head == ("sigmoid" if method == base else "linear") else None
+                        row.append(_cell(mean, None, paper, None, len(runs.splits), metric))
+                        values.append(
+                            _value(runs, Want(*each, method, heads(method, head)), metric, mean, None)
+                        )
+                    gained = _gain(pair[1], pair[0], metric)
+                    row.append(Cell("–" if gained is None else f"{gained:+.2f}".replace("-", "−")))
+                rows.append(row)
+        header = [
+            "loss",
+            "accuracy, sigmoid head",
+            "linear head",
+            "gain",
+            "ECE, sigmoid head",
+            "linear head",
+            "gain",
+        ]
+        records = [record for want in item.wants() for record in runs.of(want) if want.dataset == each[0]]
+        caption = (
+            f"Head against loss on {set_title(*each)}{mark_of(records)}: one network, two heads, four losses."
+        )
+        tables.append(Table(caption, header, rows, values))
+    notes = notes_of(runs)
+    notes.append(
+        "A gain down a column is the loss's, a gain along a row the head's. The earlier methods put a "
+        "sigmoid on the class scores before the softmax, so that no confidence passes e/(e + k − 1)."
+    )
+    return Product(item.title, tables, None, notes, runs)
+
+
+# FLOPs in millions, parameters in millions, memory in MiB, run time in seconds: the paper's cost table
+COST = {
+    "demipl": (95.58, 0.13, 1822, 198.47),
+    "dam-cc": (95.58, 0.13, 1858, 237.11),
+    "dam-cn": (95.58, 0.13, 1858, 235.65),
+    "elimipl": (95.58, 0.13, 1824, 207.47),
+    "sam-cc": (95.58, 0.13, 1863, 243.40),
+    "sam-cn": (95.58, 0.13, 1863, 246.16),
+    "miplma": (95.58, 0.13, 1848, 218.86),
+    "mam-cc": (95.58, 0.13, 1870, 246.16),
+    "mam-cn": (95.58, 0.13, 1870, 251.02),
+}
+
+
+def draw_cost(item: Item, name: str, runs: Runs) -> Product:
+    """Draw Table A2: what a run costs, and how much CDL adds to its baseline."""
+    (each,) = item.drawn(runs)
+    ours = {method: _costs(runs.of(Want(*each, method))) for method, _ in item.variants}
+    rows = []
+    for method, printed_costs in COST.items():
+        base, row = (
+            baseline_of(method),
+            [Cell(method_title(method)), Cell("–", below=f"paper {printed_costs[0]}")],
+        )
+        for place, form in ((1, ".3f"), (2, ".0f"), (3, ".2f")):
+            mine, theirs = ours[method][place], printed_costs[place]
+            added = _added(mine, ours[base][place]) if base and place > 1 else ""
+            paper_added = _added(theirs, COST[base][place]) if base and place > 1 else ""
+            shown = "–" if mine is None else f"{mine:{form}}{added}"
+            row.append(Cell(shown, below=f"paper {theirs:{form if place > 1 else '.2f'}}{paper_added}"))
+        want = Want(*each, method)
+        mean, paper = runs.mean(want, "accuracy"), printed(want, "accuracy")
+        rows.append([*row, _cell(mean, None, paper, None, len(runs.splits), "accuracy")])
+    header = ["method", "FLOPs (M)", "parameters (M)", "memory (MiB)", "run time (s)", "accuracy (%)"]
+    caption = f"Cost of a run on {set_title(*each)}, and what CDL adds to its baseline."
+    said = (
+        "Ours: the process's peak memory on a CPU with one thread, where the paper has a GPU's; run time is "
+        "that of training and prediction. FLOPs are the paper's alone: records do not have them."
+    )
+    return Product(item.title, [Table(caption, header, rows)], None, [*notes_of(runs), said], runs)
+
+
+def _costs(records: Sequence[Record]) -> tuple[float | None, ...]:
+    """Return FLOPs (unknown), parameters in millions, memory in MiB and seconds, means over records."""
+
+    def mean(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known else None
+
+    parameters = mean(record.info.get("parameters") for record in records)
+    memory = mean(record.info.get("peak_memory_mb") for record in records)
+    seconds = mean(sum(record.info["seconds"].values()) for record in records)
+    return None, None if parameters is None else parameters / 1e6, memory, seconds
+
+
+def _added(value: float | None, base: float | None) -> str:
+    return "" if value is None or base is None else f" ({100 * (value / base - 1):+.1f}%)".replace("-", "−")
+
+
+def heads(method: str, head: str) -> Settings:
+    """Return the settings that give a method a head and, for the earlier ones, CDL's order of updates."""
+    if method in BASELINE.values():
+        return (("head", head), ("update", "before"))
+    return () if head == "linear" else (("head", head),)

@@ -1,0 +1,86 @@
+"""Which records a number is made of."""
+
+import math
+
+import pytest
+from made_up import record
+
+from mipl.records.store import Store
+from mipl.reports.runs import Runs, Want, mark_of, method_title, set_title
+
+BIRD = Want("birdsong-mipl", 1, "sam-cn")
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path)
+
+
+def test_only_what_was_asked_for_is_used(store):
+    wanted = [record(store.root, "birdsong-mipl", 1, "sam-cn", split) for split in (2, 1)]
+    for split, given, changes in (
+        (11, (), {}),
+        (1, (("gamma", 2.0),), {}),
+        (1, (("epochs", 5),), {}),
+        (1, (), {"recipe": "paper"}),
+        (1, (), {"seed": 1}),
+        (1, (), {"splits": "fold of 3"}),
+        (1, (), {"data_digest": "other"}),
+    ):
+        record(store.root, "birdsong-mipl", 1, "sam-cn", split, given, **changes)
+    runs = Runs(store)
+    assert [found.spec["split"] for found in runs.of(BIRD)] == [1, 2]
+    assert set(runs.used) == {spec.hash for spec in wanted}
+    mean = runs.mean(BIRD, "accuracy")
+    values = [100 * found.metrics["accuracy"] for found in runs.of(BIRD)]
+    assert (mean.mean, mean.runs) == (pytest.approx(sum(values) / 2), 2)
+    assert mean.std == pytest.approx(abs(values[0] - values[1]) / math.sqrt(2))
+    with_epochs = Runs(store, epochs=5)
+    assert with_epochs.mean(BIRD, "ece").runs == 1
+    assert math.isnan(with_epochs.mean(BIRD, "ece").std)
+    assert Runs(store, splits=[2]).mean(BIRD, "accuracy").runs == 1
+
+
+def test_the_embedded_data_have_epochs_of_their_own(store):
+    record(store.root, "digits-mipl", 1, "sam-cn", 1, (("epochs", 5),))
+    digits = Want("digits-mipl", 1, "sam-cn")
+    assert Runs(store, quick_epochs=5).of(digits)
+    assert not Runs(store).of(digits)
+    assert not Runs(store, epochs=5).of(digits)
+    assert "--raw" not in Runs(store).command(digits)
+
+
+def test_what_is_missing_has_one_command_for_each_data_set(store):
+    runs = Runs(store, splits=[1, 2, 3], where="here")
+    for method in ("dam-cc", "dam-cn"):
+        assert runs.mean(Want("sival-mipl", 2, method), "accuracy") is None
+    runs.of(Want("c-row", None, "sam-cn", (("gamma", 2.0),)))
+    runs.of(Want("c-row", None, "pop"), needed=False)
+    assert runs.commands() == [
+        "mipl run sival-mipl -r 2 --raw DIR --methods dam-cc,dam-cn --splits 1-3 --out here",
+        "mipl run c-row --raw DIR --methods sam-cn --set gamma=2.0 --splits 1-3 --out here",
+    ]
+    noise = runs.command(Want("sival-mipl class noise 0.2", 1, "miplma"))
+    assert (
+        noise
+        == "mipl run sival-mipl -r 1 --raw DIR --class-noise 0.2 --methods miplma --splits 1-3 --out here"
+    )
+    other = Runs(store, splits=[1, 4], recipe="paper", epochs=7)
+    assert other.command(BIRD).endswith("--set epochs=7 --recipe paper --splits 1,4 --out RECORDS")
+
+
+def test_marks_and_names(store):
+    for dataset, origin, mark in (
+        ("birdsong-mipl", "rebuilt from raw data", "†"),
+        ("c-row", "the authors' file", ""),
+        ("crc5-row", "rebuilt from raw data", "‡"),
+    ):
+        spec = record(store.root, dataset, None, "sam-cn", 1, origin=origin)
+        assert mark_of([store.get(spec)]) == mark
+    assert set_title("fmnist-mipl", 2) == "FMNIST-MIPL, r = 2"
+    assert set_title("c-r34-25") == "C-R34-25"
+    assert set_title("sival-mipl class noise 0.2", 1) == "SIVAL-MIPL class noise 0.2, r = 1"
+    assert set_title("crc5-lite0-9") == "crc5-lite0-9"
+    assert method_title("elimipl") == "ELIMIPL"
+    assert method_title("sam-cn", {"gamma": 2.0}) == "SAM-CN (gamma = 2.0)"
+    assert method_title("pop-cc", (("pooling", "maxmin"),)) == "POP-CC MaxMin"
