@@ -182,7 +182,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         assert bags.candidates is not None
         self.classes_, self.feature_shape_ = np.array(bags.classes), bags.feature_shape
         self.method_, self.recipe_, self.seed_ = method, recipe, seed
-        self.network_, self.history_ = network, history
+        self.network_, self.history_, self.calibration_ = network, history, None
         self.trained_on_: dict[str, Any] = {
             "bags": len(bags),
             "instances": int(bags.sizes.sum()),

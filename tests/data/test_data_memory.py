@@ -15,5 +15,6 @@ from cohort import measure
 def test_memory_does_not_hold_the_cohort(layout):
     row = measure(layout, slides=80, patches=(3000, 5000), width=512, epochs=1)
     assert row["disk_mb"] > 560
-    assert row["above_mb"] < 0.75 * row["disk_mb"]  # a step holds eight slides of eighty, and gradients
+    # a step holds eight slides of eighty, and gradients, and eight more are read ahead
+    assert row["above_mb"] < 0.9 * row["disk_mb"]
     assert row["loss"][0] < 2.0

@@ -11,7 +11,10 @@ from mipl.data.sources import Source
 from mipl.experiments.engines import run_jobs
 from mipl.experiments.runner import Job
 
-jobs = [Job(**{**fields, "source": Source(**fields["source"])}) for fields in json.loads(sys.argv[1])]
+jobs = [
+    Job(**{**fields, "source": Source(**fields["source"]), "together": tuple(fields["together"])})
+    for fields in json.loads(sys.argv[1])
+]
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
 machine = cluster.add_node(num_cpus=1)
 lost = threading.Event()
@@ -27,7 +30,7 @@ def lose_the_machine():
             return
 
 
-thread = threading.Thread(target=lose_the_machine)
+thread = threading.Thread(target=lose_the_machine, daemon=True)
 thread.start()
 failures = run_jobs(jobs, "ray", 2, cluster.address, show=False)
 over.set()
