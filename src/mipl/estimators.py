@@ -32,7 +32,7 @@ from mipl.nn.network import BagNetwork, Output
 from mipl.registry import settings_of
 from mipl.seeding import seed_for
 from mipl.training.checks import check_training
-from mipl.training.parallel import Alone, Together
+from mipl.training.parallel import Alone, Group
 from mipl.training.progress import Report, progress_bar
 from mipl.training.recipes import Recipe, make_recipe
 from mipl.training.scaling import fit_scaling
@@ -148,7 +148,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 bags,
                 recipe,
                 seed,
-                group=Alone(_device(self.device)) if fabric is None else Together(fabric),
+                group=Alone(_device(self.device)) if fabric is None else Group(fabric),
                 checkpoint=None if checkpoint is None else Path(checkpoint),
                 report=report or bar,
             )

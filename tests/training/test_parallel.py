@@ -16,7 +16,7 @@ from mipl import make_classifier
 from mipl.cli import main
 from mipl.data.benchmarks import gaussian_bags
 from mipl.errors import SettingError
-from mipl.training.parallel import Alone, Together
+from mipl.training.parallel import Alone, Group
 
 
 def weights(folder):
@@ -102,9 +102,9 @@ def test_one_process_has_nothing_to_say():
 def test_what_cannot_be_shared_is_said(trained, capsys):
     fabric = pytest.importorskip("lightning_fabric")
     with pytest.raises(SettingError, match=r"fabric\.launch"):
-        Together(fabric.Fabric(accelerator="cpu", devices=2, strategy="ddp"))
+        Group(fabric.Fabric(accelerator="cpu", devices=2, strategy="ddp"))
     with pytest.raises(SettingError, match="32-true or bf16-mixed"):
-        Together(fabric.Fabric(accelerator="cpu", precision="64-true"))
+        Group(fabric.Fabric(accelerator="cpu", precision="64-true"))
     for words, wanted in (
         (("--precision", "16-mixed"), "32-true or bf16-mixed"),
         (("--accelerator", "abacus"), "devices cannot be used"),

@@ -42,6 +42,7 @@ DataArg = Annotated[
         help="Bags: an .npz, .mat, .csv, .tsv or .parquet file, a folder of feature files, or a name.",
     ),
 ]
+ModelArg = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that 'mipl fit' wrote.")]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 ROpt = Annotated[
     int | None, typer.Option("-r", help="False positives per bag, for a data set by name (default 1).")

@@ -16,6 +16,7 @@ from mipl.cli.app import (
     DataSeedOpt,
     JsonOpt,
     LabelsOpt,
+    ModelArg,
     RawOpt,
     RecipeOpt,
     ROpt,
@@ -166,7 +167,7 @@ def fit(
 
 @app.command()
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that 'mipl fit' wrote.")],
+    model: ModelArg,
     data: DataArg,
     out: Annotated[
         Path,

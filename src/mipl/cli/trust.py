@@ -15,6 +15,7 @@ from mipl.cli.app import (
     DataSeedOpt,
     JsonOpt,
     LabelsOpt,
+    ModelArg,
     RawOpt,
     ROpt,
     SkipMissingOpt,
@@ -23,8 +24,6 @@ from mipl.cli.app import (
     print_json,
 )
 from mipl.errors import SettingError
-
-ModelArg = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that 'mipl fit' wrote.")]
 
 
 @app.command()

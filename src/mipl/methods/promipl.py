@@ -105,5 +105,5 @@ class ProMIPL(AttentionMethod):
 
 
 # τ is fixed ("decay 0") and its value not published. At MAM's start of 5 a bag is close to the mean of its
-# instances (Birdsong-MIPL: 50%); at MAM's floor the published accuracy comes back.
+# instances, far from the published accuracy; at MAM's floor it comes close.
 METHODS.register("promipl", ProMIPL, attention="mam", tau_start=0.1, tau_decay=1.0, **EARLIER)

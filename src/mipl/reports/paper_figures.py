@@ -63,7 +63,10 @@ def draw_focal(item: Item, name: str, runs: Runs) -> Product:
     rng = rng_for("perfect calibration")
     p = rng.dirichlet(np.full(5, 0.4), size=20_000)
     labels = (p.cumsum(axis=1) > rng.random((len(p), 1))).argmax(axis=1)
-    perfect = ("Perfect calibration", _said(metrics.accuracy(p, labels), _ece(p, labels)))
+    perfect = (
+        "Perfect calibration",
+        _said(metrics.accuracy(p, labels), metrics.expected_calibration_error(p, labels)),
+    )
     row: list[charts.Panel] = [(*perfect, metrics.reliability_curve(p, labels))]
     row += [_reliability(runs, Want(*each, method)) for method, _ in item.variants]
     figure = charts.reliability_grid([row], size=1.9)
@@ -314,10 +317,6 @@ def _percent(points: Sequence[dict[str, Any]], i: int) -> Cell:
 
 def _std(values: npt.NDArray[np.float64]) -> float:
     return float(values.std(ddof=1)) if len(values) > 1 else float("nan")
-
-
-def _ece(p: npt.NDArray[Any], y: npt.NDArray[Any]) -> float:
-    return metrics.expected_calibration_error(p, y)
 
 
 def _tests(runs: Runs) -> list[tuple[str, str, str, Any, list[str]]]:

@@ -76,7 +76,7 @@ class Alone:
         return contextlib.nullcontext()
 
 
-class Together(Alone):
+class Group(Alone):
     """A training shared by the processes of a launched Fabric."""
 
     def __init__(self, fabric: Fabric) -> None:
