@@ -20,9 +20,10 @@ import pytest
 from mipl.cli import main
 from mipl.data.benchmarks import gaussian_bags
 from mipl.data.sources import Source
-from mipl.data.splits import stratified_split
+from mipl.data.splits import stratified_split, training_share
+from mipl.errors import SettingError
 from mipl.estimators import make_classifier
-from mipl.experiments.engines import run_local
+from mipl.experiments.engines import run_local, without_record
 from mipl.experiments.runner import Job, run
 from mipl.records.store import Store
 
@@ -52,6 +53,52 @@ def test_a_record_is_what_the_estimator_gives(source, tmp_path):
     assert record.metrics["accuracy"] == model.score(bags[test])
     assert len(record.arrays["attention"]) == bags[test].sizes.sum()
     assert record.info["data"]["train_bags"] == len(train)
+    assert not {"features", "training_probabilities"} & set(record.arrays)
+    # the arithmetic of a bag of mean size n: encoder d → L, two gates L → k and their score, attention, head
+    n = bags[test].sizes[np.abs(bags[test].sizes - bags[test].sizes.mean()).argmin()]
+    width, k, d = model.method_.width, bags.k, 5
+    assert record.info["flops"] >= 2 * n * (d * width + 2 * width * k) + 2 * width * k
+
+
+def test_extras_are_kept_where_they_are_asked_for_and_change_no_result(source, tmp_path):
+    plain = job(source, tmp_path)
+    run([plain])
+    before = Store(tmp_path).get(plain.spec)
+    asked = dataclasses.replace(plain, extras=("features", "training", "cost"))
+    assert asked.spec == plain.spec
+    assert without_record([plain]) == []
+    assert without_record([asked]) == [[asked]]
+    run([asked])
+    assert without_record([plain, asked]) == []
+    after = Store(tmp_path).get(plain.spec)
+    for name, values in before.arrays.items():
+        np.testing.assert_array_equal(after.arrays[name], values)
+    bags = source.open()
+    train, test = stratified_split(bags, 1)
+    model = make_classifier("sam-cn", epochs=2).fit(bags[train])
+    np.testing.assert_array_equal(after.arrays["features"], model.embed(bags[test]).astype(np.float32))
+    np.testing.assert_array_equal(
+        after.arrays["training_probabilities"], model.predict_proba(bags[train]).astype(np.float32)
+    )
+    np.testing.assert_array_equal(after.arrays["training_candidates"], bags.candidates[train])
+    with pytest.raises(SettingError, match="no features of whole bags"):
+        _ = dataclasses.replace(asked, method="proden").spec
+
+
+def test_a_share_of_the_training_bags_is_another_run(source, tmp_path):
+    half = dataclasses.replace(job(source, tmp_path), share=0.5)
+    run([half])
+    record = Store(tmp_path).get(half.spec)
+    assert record.share == 0.5
+    assert (record.info["data"]["train_bags"], record.info["data"]["test_bags"]) == (21, 18)
+    assert without_record([job(source, tmp_path)]) != []
+    bags = source.open()
+    train, _ = stratified_split(bags, 1)
+    parts = [set(training_share(bags, train, share, 1).tolist()) for share in (0.1, 0.5, 1.0)]
+    assert parts[0] < parts[1] < parts[2] == set(train.tolist())
+    assert {int(bags.labels[i]) for i in parts[0]} == {0, 1, 2}
+    with pytest.raises(SettingError, match="above 0"):
+        training_share(bags, train, 0.0, 1)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -12,9 +13,9 @@ import pytest
 from mipl.cli import main
 from mipl.data.sources import Source
 from mipl.experiments import paper
+from mipl.experiments.engines import without_record
 from mipl.experiments.paper import Options, names, reproduce
 from mipl.experiments.runner import run
-from mipl.records.store import Store
 from mipl.reports.items import ITEMS
 
 WORDS = ["reproduce", "fig3", "--quick", "--epochs", "1"]
@@ -26,11 +27,9 @@ def made(monkeypatch):
     jobs = []
 
     def run_here(planned, engine, workers, address, show):
-        store = Store(paper.Path(planned[0].store)) if planned else None
-        for job in planned:
-            if store.get(job.spec) is None:
-                run([job])
-                jobs.append((job.source.name, job.method, job.split))
+        for unit in without_record(planned):
+            run(unit)
+            jobs.extend((job.source.name, job.method, job.split) for job in unit)
         return []
 
     monkeypatch.setattr(paper, "run_jobs", run_here)
@@ -40,7 +39,7 @@ def made(monkeypatch):
 def test_quick_is_on_the_embedded_data_and_is_not_done_twice(made, tmp_path, capsys):
     words = [*WORDS, "--out", str(tmp_path)]
     assert main(words) == 0
-    assert made == [("digits-mipl", "sam-fl", 1), ("digits-mipl", "sam-ifl", 1)]
+    assert made == [("digits-mipl-vectors", "sam-fl", 1), ("digits-mipl-vectors", "sam-ifl", 1)]
     page = (tmp_path / "index.html").read_text()
     table = (tmp_path / "fig3" / "table.csv").read_bytes()
     capsys.readouterr()
@@ -53,7 +52,7 @@ def test_quick_is_on_the_embedded_data_and_is_not_done_twice(made, tmp_path, cap
     assert len(made) == 2
     assert (tmp_path / "fig3" / "table.csv").read_bytes() == table
     assert (tmp_path / "index.html").read_text() == page
-    assert "digits-mipl‡" in page
+    assert "digits-mipl-vectors‡" in page
     assert "trained for 1 epochs only" in page
     (damaged, _) = sorted((tmp_path / "records").iterdir())
     (damaged / "record.json").write_text("{")
@@ -69,7 +68,7 @@ def test_what_is_planned_is_what_is_drawn(tmp_path, monkeypatch):
     outcome = reproduce(["table2", "table4"], Options(tmp_path, quick=True, splits=(1, 2)), "it")
     assert outcome.failures == []
     runs = [(job.split, job.method, job.params["epochs"]) for job in planned]
-    assert runs == [(split, m, 5) for split in (1, 2) for m, _ in ITEMS["table2"].variants]
+    assert runs == [(split, m, 30) for split in (1, 2) for m, _ in ITEMS["table2"].variants]
     assert len({job.spec.hash for job in planned}) == 24
 
 
@@ -87,11 +86,21 @@ def test_data_sets_that_cannot_be_had_are_left_empty_with_the_reason(made, tmp_p
 def test_table_1_has_the_bags_that_runs_would_use(made, tmp_path):
     assert main(["reproduce", "table1", "--quick", "--out", str(tmp_path)]) == 0
     line = (tmp_path / "table1" / "table.csv").read_text().splitlines()[-1].split(",")
-    bags = Source("digits-mipl", 1).open()
-    assert line[0] == "digits-mipl"
+    bags = Source("digits-mipl-vectors", 1).open()
+    assert line[0] == "digits-mipl-vectors"
     assert line[1] == str(len(bags))
     assert line[3] == str(bags.sizes.sum())
     assert made == []
+
+
+def test_what_a_figure_needs_besides_is_kept_by_the_runs_of_the_first_split(tmp_path, monkeypatch):
+    planned = []
+    monkeypatch.setattr(paper, "run_jobs", lambda jobs, *_: planned.extend(jobs) or [])
+    reproduce(["fig2", "figA1", "figA2", "figA7"], Options(tmp_path, quick=True, splits=(2, 1)), "it")
+    held = {(job.split, job.share, job.params["epochs"], job.extras) for job in planned}
+    shares = {(1, share, 5, ("cost",)) for share in ITEMS["figA7"].shares}
+    assert held == {(1, 1.0, 30, ("features", "training")), (2, 1.0, 30, ()), *shares}
+    assert len({job.spec.hash for job in planned}) == len(planned) == 9 * (1 + 1 + 10)
 
 
 def test_draw_only_runs_nothing_and_needs_no_data(tmp_path, monkeypatch):
@@ -160,19 +169,23 @@ def test_the_levels_of_noise_are_planned(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_killed_and_started_again_it_ends_with_the_same_table(made, tmp_path):
+def test_killed_three_times_it_ends_with_the_same_table(made, tmp_path):
+    """Kill the command before its first run is done, between two runs, and after the last one."""
     command = [sys.executable, "-m", "mipl.cli", *WORDS, "--jobs", "1", "--out", str(tmp_path / "killed")]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     records = tmp_path / "killed" / "records"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not list(records.glob("[0-9a-f]*/record.json")):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "killed" / "index.html").exists()  # there was one more to be made
+    chance = random.Random()
+    for finished, longest in ((0, 2.0), (1, 1.0), (2, 0.1)):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and len(list(records.glob("[0-9a-f]*/record.json"))) < finished:
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, longest))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert not (tmp_path / "killed" / "index.html").exists()  # there was more to be made
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert main([*WORDS, "--out", str(tmp_path / "whole")]) == 0
-    for file in ("fig3/table.csv", "fig3/figure.svg"):
+    for file in ("fig3/table.csv", "fig3/table.md", "fig3/figure.svg"):
         killed, whole = ((tmp_path / folder / file).read_bytes() for folder in ("killed", "whole"))
         assert killed == whole

@@ -12,7 +12,14 @@ from mipl.experiments.engines import run_jobs
 from mipl.experiments.runner import Job
 
 jobs = [
-    Job(**{**fields, "source": Source(**fields["source"]), "together": tuple(fields["together"])})
+    Job(
+        **{
+            **fields,
+            "source": Source(**fields["source"]),
+            "together": tuple(fields["together"]),
+            "extras": tuple(fields["extras"]),
+        }
+    )
     for fields in json.loads(sys.argv[1])
 ]
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})

@@ -41,6 +41,7 @@ def test_any_change_of_the_spec_is_another_run(field):
     changes = {
         "str": lambda v: v + "x",
         "int": lambda v: v + 1,
+        "float": lambda v: v / 2,
         "dict": lambda v: {**v, "x": 1},
         "tuple": lambda v: (*v, 1),
     }

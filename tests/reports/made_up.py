@@ -20,8 +20,16 @@ def record(root, dataset, r, method, split, given=(), **changes):
     p = np.exp(scores)
     p = (p / p.sum(axis=1, keepdims=True)).astype(np.float32)
     fields = {"recipe": "stable", "data_digest": "d", "splits": "stratified", "seed": 0, **changes}
+    with_arrays = fields.pop("extras", False)
     origin = fields.pop("origin", "rebuilt from raw data")
-    measured = {"seconds": {"fit": fields.pop("seconds", 2.0)}, "parameters": fields.pop("parameters", None)}
+    seconds = fields.pop("seconds", 2.0)
+    measured = {
+        "seconds": {"fit": seconds, "predict": 0.1, "fit_processor": seconds, "predict_processor": 0.0},
+        "parameters": fields.pop("parameters", 130_000),
+        "peak_memory_mb": fields.pop("memory", 500.0),
+    }
+    if fields.pop("cost", True):
+        measured["flops"] = 90_000_000
     spec = RunSpec(
         dataset=dataset,
         r=r,
@@ -39,7 +47,21 @@ def record(root, dataset, r, method, split, given=(), **changes):
         "versions": {"mipl": "0.1.0"},
         "machine": {"cores": 2},
     }
-    arrays = {"ids": np.arange(BAGS).astype(str), "probabilities": p, "labels": labels}
+    candidates = rng.random((BAGS, CLASSES)) < 0.3
+    candidates[np.arange(BAGS), labels] = True
+    arrays = {
+        "ids": np.arange(BAGS).astype(str),
+        "probabilities": p,
+        "labels": labels,
+        "classes": np.array(list("abcde")),
+    }
+    if with_arrays:
+        arrays |= {
+            "features": scores.astype(np.float32),
+            "training_probabilities": p,
+            "training_candidates": candidates,
+            "training_labels": labels,
+        }
     Store(root).put(spec, info, arrays)
     return spec
 
@@ -48,5 +70,8 @@ def records_of(root, wants, splits=(1, 2)):
     """Leave records of every want and return them all."""
     for want in wants:
         for split in splits:
-            record(root, want.dataset, want.r, want.method, split, want.given)
+            extras = bool(want.extras)
+            record(
+                root, want.dataset, want.r, want.method, split, want.given, share=want.share, extras=extras
+            )
     return list(Store(root))

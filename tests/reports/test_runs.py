@@ -1,6 +1,7 @@
 """Which records a number is made of."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from made_up import record
@@ -25,6 +26,8 @@ def test_only_what_was_asked_for_is_used(store):
         (1, (), {"recipe": "paper"}),
         (1, (), {"seed": 1}),
         (1, (), {"splits": "fold of 3"}),
+        (1, (), {"splits": "official"}),
+        (1, (), {"share": 0.5}),
         (1, (), {"data_digest": "other"}),
     ):
         record(store.root, "birdsong-mipl", 1, "sam-cn", split, given, **changes)
@@ -39,6 +42,35 @@ def test_only_what_was_asked_for_is_used(store):
     assert with_epochs.mean(BIRD, "ece").runs == 1
     assert math.isnan(with_epochs.mean(BIRD, "ece").std)
     assert Runs(store, splits=[2]).mean(BIRD, "accuracy").runs == 1
+
+
+def test_a_split_counts_once_and_the_authors_splits_alone(store):
+    for split in (1, 2):
+        record(store.root, "birdsong-mipl", 1, "sam-cn", split, together=(1, 2))
+    alone = record(store.root, "birdsong-mipl", 1, "sam-cn", 2)
+    runs = Runs(store)
+    assert [found.info["hash"] for found in runs.of(BIRD)][1:] == [alone.hash]
+    for split in (1, 2, 3, 4):
+        record(store.root, "birdsong-mipl", 1, "sam-cn", split, splits="official")
+    assert {found.spec["splits"] for found in Runs(store).of(BIRD)} == {"official"}
+
+
+def test_a_record_without_what_is_asked_for_is_missing(store):
+    record(store.root, "birdsong-mipl", 1, "sam-cn", 1, cost=False)
+    runs = Runs(store, splits=[1, 2], where="here")
+    for extras in ("features", "training", "cost"):
+        assert runs.of(replace(BIRD, extras=(extras,), first=True)) == []
+    assert runs.of(replace(BIRD, share=0.2)) == []
+    words = "mipl run birdsong-mipl -r 1 --raw DIR --methods sam-cn"
+    assert runs.commands()[1:] == [
+        f"{words} --with training --splits 1 --out here",
+        f"{words} --with cost --splits 1 --out here",
+        f"{words} --share 0.2 --splits 1-2 --out here",
+    ]
+    for split in (2, 1):
+        record(store.root, "birdsong-mipl", 1, "sam-cn", split, extras=True)
+    found = Runs(store).of(replace(BIRD, extras=("features", "training"), first=True))
+    assert [each.spec["split"] for each in found] == [1]
 
 
 def test_the_embedded_data_have_epochs_of_their_own(store):

@@ -26,7 +26,7 @@ from mipl.cli.app import (
     print_json,
     read_settings,
 )
-from mipl.errors import SettingError
+from mipl.errors import SettingError, suggest
 
 ClassNoiseOpt = Annotated[
     float, typer.Option("--class-noise", help="Share of the bags whose true label is no candidate.")
@@ -120,6 +120,17 @@ def run(
     data_seed: DataSeedOpt = None,
     class_noise: ClassNoiseOpt = 0.0,
     attribute_noise: AttributeNoiseOpt = 0.0,
+    share: Annotated[
+        float, typer.Option("--share", help="Share of a split's training bags to train on.")
+    ] = 1.0,
+    with_: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            metavar="EXTRAS",
+            help="What records hold besides: features, training (docs/reproduce.md), separated by commas.",
+        ),
+    ] = "",
     engine: EngineOpt = "local",
     address: AddressOpt = None,
     as_json: JsonOpt = False,
@@ -129,9 +140,13 @@ def run(
     from mipl.experiments.engines import run_jobs
     from mipl.experiments.runner import Job, split_of
     from mipl.methods import METHODS
-    from mipl.records.store import Store
+    from mipl.records.store import EXTRAS, Store
     from mipl.records.summary import summarise
 
+    extras = tuple(name.strip() for name in with_.split(",") if name.strip())
+    for name in extras:
+        if name not in EXTRAS:
+            raise SettingError(f"There is no extra '{name}' of a record.{suggest(name, EXTRAS)}")
     source = Source(
         data,
         r,
@@ -164,6 +179,8 @@ def run(
             split_folder=as_text(official) or "",
             provenance=dict(bags.provenance),
             together=blocks.get(split, ()),
+            share=share,
+            extras=extras,
         )
         for name in names
         for split in chosen

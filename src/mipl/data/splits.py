@@ -38,6 +38,21 @@ def stratified_split(bags: Bags, number: int, train: float = 0.7) -> Split:
     return np.flatnonzero(mask), np.flatnonzero(~mask)
 
 
+def training_share(bags: Bags, train: IntArray, share: float, number: int) -> IntArray:
+    """Return a share of the training indices of split ``number``, the same of every class, at least one bag.
+
+    A smaller share is part of every larger one.
+    """
+    if not 0.0 < share <= 1.0:
+        raise SettingError(f"share = {share} is not a share above 0 and up to 1.")
+    if share == 1.0:
+        return train
+    shuffled = rng_for("share of the training bags", number).permutation(train)
+    strata = np.zeros(len(bags), dtype=np.int64) if bags.labels is None else bags.labels
+    parts = [shuffled[strata[shuffled] == wanted] for wanted in np.unique(strata[train])]
+    return np.sort(np.concatenate([part[: max(1, round(share * len(part)))] for part in parts]))
+
+
 def stratified_fold(bags: Bags, number: int, folds: int) -> Split:
     """Return (train, test) indices of fold ``number`` of ``folds`` (from 1): every bag is tested once.
 

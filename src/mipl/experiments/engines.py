@@ -91,14 +91,18 @@ def run_jobs(
 def without_record(jobs: Sequence[Job]) -> list[list[Job]]:
     """Return what is still to be run, a process each: a run alone, or all that are trained together.
 
-    Where one of those is missing all are run again, so that it becomes what it would have been.
+    Where one of those is missing all are run again, so that it becomes what it would have been. A record
+    without the extras that are asked for counts as missing.
     """
     units: dict[tuple[object, ...], list[Job]] = {}
     for number, job in enumerate(jobs):
         alone = () if job.together else (number,)
-        units.setdefault((job.source, job.method, str(job.params), job.together, alone), []).append(job)
+        key = (job.source, job.method, str(job.params), job.share, job.together, alone)
+        units.setdefault(key, []).append(job)
     return [
-        unit for unit in units.values() if any(Store(Path(job.store)).get(job.spec) is None for job in unit)
+        unit
+        for unit in units.values()
+        if not all(Store(Path(job.store)).has(job.spec, job.extras) for job in unit)
     ]
 
 

@@ -19,7 +19,7 @@ from mipl.reports.claims import CRC
 from mipl.reports.items import ITEMS
 from mipl.reports.page import write_page, write_product
 from mipl.reports.paper import QUICK_SET, Product
-from mipl.reports.runs import Runs, Want, is_stand_in, set_title
+from mipl.reports.runs import Runs, Want, is_embedded, is_stand_in, set_title
 from mipl.reports.tables import Cell, Table
 
 # Where the raw files of a data set are looked for below --raw, after a folder of its own name.
@@ -31,7 +31,7 @@ FOLDERS = {
     "c": ("crc-mipl", "crc"),
     "crc5": ("crc-tiles", "crc5"),
 }
-QUICK_EPOCHS, QUICK_SPLITS = 5, (1,)
+QUICK_EPOCHS, QUICK_SPLITS = 30, (1,)
 ALL_SPLITS = tuple(range(1, 11))
 TABLE1_SETS = (*((name, 1) for name in TABLE1 if not name.startswith("c-")), *CRC)
 
@@ -145,7 +145,7 @@ def _open(
 
 def _raw(dataset: str, raw: Path | None) -> str | None:
     """Return the folder of a data set's raw files below the one that was given, or that one itself."""
-    if raw is None or dataset == "digits-mipl":
+    if raw is None or is_embedded(dataset):
         return None
     kind = dataset if dataset in FOLDERS else dataset.partition("-")[0]
     below = [raw / name for name in (dataset, *FOLDERS[kind])]
@@ -154,23 +154,35 @@ def _raw(dataset: str, raw: Path | None) -> str | None:
 
 
 def _jobs(wants: Iterable[Want], data: dict[tuple[str, int | None], _Data], options: Options) -> list[Job]:
-    """Return the runs to be made, split by split, so that what is stopped early has some of every cell."""
+    """Return the runs to be made, split by split, so that what is stopped early has some of every cell.
+
+    A run that is wanted for several things is made once, with all extras; these are of the first split.
+    """
     splits = options.splits or (QUICK_SPLITS if options.quick else ALL_SPLITS)
     epochs = options.epochs or (QUICK_EPOCHS if options.quick else None)
+    extras: dict[tuple[int, Want], tuple[str, ...]] = {}
+    for split in splits:
+        first = split == min(splits)
+        for want in wants:
+            if first or not want.first:
+                key = split, dataclasses.replace(want, extras=(), first=False)
+                held = extras.get(key, ())
+                extras[key] = (*held, *(name for name in want.extras if first and name not in held))
     return [
         Job(
             source=found.source,
             method=want.method,
-            params={"recipe": options.recipe, **dict(want.given), **({"epochs": epochs} if epochs else {})},
+            params={"recipe": options.recipe, **({"epochs": epochs} if epochs else {}), **dict(want.given)},
             split=split,
             splits="stratified",
             seed=0,
             data_digest=found.digest,
             store=str(options.store),
             provenance=found.provenance,
+            share=want.share,
+            extras=asked,
         )
-        for split in splits
-        for want in dict.fromkeys(wants)
+        for (split, want), asked in extras.items()
         if (found := data.get((want.dataset, want.r))) is not None
     ]
 

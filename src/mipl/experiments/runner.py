@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.flop_counter import FlopCounterMode
 
 import mipl
 from mipl.data.bags import Bags
 from mipl.data.sources import Source
-from mipl.data.splits import Split, official_split, stratified_fold, stratified_split
-from mipl.errors import DataError
+from mipl.data.splits import Split, official_split, stratified_fold, stratified_split, training_share
+from mipl.errors import DataError, SettingError
 from mipl.estimators import BagClassifier, fit_together, make_classifier
+from mipl.methods.base import AttentionMethod
 from mipl.metrics import evaluate
 from mipl.nn.network import BagNetwork
 from mipl.records.spec import RunSpec
@@ -45,6 +47,8 @@ class Job:
     split_folder: str = ""  # of official splits
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the bags
     together: tuple[int, ...] = ()  # splits to be trained at once, this one among them; none: alone
+    share: float = 1.0  # of the split's training bags to train on
+    extras: tuple[str, ...] = ()  # that the record is to hold besides, of EXTRAS
 
     @property
     def title(self) -> str:
@@ -60,6 +64,10 @@ class Job:
         """What identifies the run."""
         classifier = self.classifier()
         method, recipe = classifier.parts(self.provenance)
+        if "features" in self.extras and not isinstance(method, AttentionMethod):
+            raise SettingError(
+                f"{self.method} has no features of whole bags: ask for those of another method."
+            )
         return RunSpec(
             dataset=self.source.name,
             r=self.source.false_positives,
@@ -72,6 +80,7 @@ class Job:
             splits=self.splits,
             seed=self.seed,
             together=self.together,
+            share=self.share,
         )
 
 
@@ -93,24 +102,31 @@ def measure(jobs: Sequence[Job], report: Report | None = None) -> list[Outcome]:
         raise DataError(f"{jobs[0].source.name} has changed since the runs were planned: start again.")
     splits = [split_of(bags, job) for job in jobs]
     classifiers = [job.classifier() for job in jobs]
-    started = time.perf_counter()
+    started = _clocks()
     if len(jobs) == 1:
         classifiers[0].fit(bags[splits[0][0]], report=report)
     else:
         fit_together(classifiers, [bags[train] for train, _ in splits], report)
-    seconds = (time.perf_counter() - started) / len(jobs)
+    seconds = (_clocks() - started) / len(jobs)
     return [
         _outcome(job, bags, split, classifier, seconds)
         for job, split, classifier in zip(jobs, splits, classifiers, strict=True)
     ]
 
 
-def _outcome(job: Job, bags: Bags, split: Split, classifier: BagClassifier, seconds: float) -> Outcome:
+def _clocks() -> NDArray[np.float64]:
+    """Return the time by the clock and that of this process's work, which other processes do not lengthen."""
+    return np.array([time.perf_counter(), time.process_time()])
+
+
+def _outcome(
+    job: Job, bags: Bags, split: Split, classifier: BagClassifier, seconds: NDArray[np.float64]
+) -> Outcome:
     train, test = split
-    started = time.perf_counter()
+    started = _clocks()
     test_bags = bags[test]
     probabilities = classifier.predict_proba(test_bags)
-    predicted = time.perf_counter()
+    predicted = _clocks() - started
     assert test_bags.labels is not None
     arrays = {
         "ids": test_bags.ids,
@@ -120,13 +136,30 @@ def _outcome(job: Job, bags: Bags, split: Split, classifier: BagClassifier, seco
     }
     if isinstance(classifier.network_, BagNetwork):
         arrays["attention"] = np.concatenate(classifier.attention_weights(test_bags)).astype(np.float32)
+    if "features" in job.extras:
+        arrays["features"] = classifier.embed(test_bags).astype(np.float32)
+    if "training" in job.extras:
+        train_bags = bags[train]
+        assert train_bags.labels is not None
+        assert train_bags.candidates is not None
+        arrays |= {
+            "training_probabilities": classifier.predict_proba(train_bags).astype(np.float32),
+            "training_candidates": train_bags.candidates,
+            "training_labels": train_bags.labels,
+        }
     info = {
         "given": {name: value for name, value in job.params.items() if name != "recipe"},
         "metrics": evaluate(probabilities, test_bags.labels),
         "data": {"train_bags": len(train), "test_bags": len(test), "provenance": dict(bags.provenance)},
-        "seconds": {"fit": seconds, "predict": predicted - started},
+        "seconds": {
+            "fit": float(seconds[0]),
+            "predict": float(predicted[0]),
+            "fit_processor": float(seconds[1]),
+            "predict_processor": float(predicted[1]),
+        },
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "parameters": sum(p.numel() for p in classifier.network_.parameters()),
+        "flops": _flops(classifier, test_bags),
         "loss": classifier.history_["loss"],
         "threads": torch.get_num_threads(),
         "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
@@ -135,8 +168,21 @@ def _outcome(job: Job, bags: Bags, split: Split, classifier: BagClassifier, seco
     return info, arrays
 
 
+def _flops(classifier: BagClassifier, bags: Bags) -> int:
+    """Return the operations of matrix products and convolutions in predicting a bag of nearly mean size."""
+    middle = int(np.abs(bags.sizes - bags.sizes.mean()).argmin())
+    with FlopCounterMode(display=False) as counter:
+        classifier.predict_log_proba(bags[[middle]])
+    return int(counter.get_total_flops())
+
+
 def split_of(bags: Bags, job: Job) -> Split:
-    """Return the (train, test) indices of the job's split."""
+    """Return the (train, test) indices of the job's split, of its share of the training bags."""
+    train, test = _whole_split(bags, job)
+    return training_share(bags, train, job.share, job.split), test
+
+
+def _whole_split(bags: Bags, job: Job) -> Split:
     if bags.labels is None:
         raise DataError(f"{job.source.name} has no true labels: a run needs them to measure accuracy.")
     if job.splits == "official":

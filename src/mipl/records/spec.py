@@ -23,12 +23,13 @@ class RunSpec:
     splits: str  # "stratified" or "official"
     seed: int
     together: tuple[int, ...] = ()  # the splits that were trained at once with this one, itself included
+    share: float = 1.0  # of the split's training bags that were trained on
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the spec as JSON-ready values; a run alone says nothing of others."""
+        """Return the spec as JSON-ready values; a run alone says nothing of others, a whole one of shares."""
         values = dataclasses.asdict(self)
-        together = list(values.pop("together"))
-        return {**values, "together": together} if together else values
+        rare = {"together": list(values.pop("together")), "share": values.pop("share")}
+        return values | {name: value for name, value in rare.items() if value not in ([], 1.0)}
 
     @property
     def hash(self) -> str:

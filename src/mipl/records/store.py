@@ -6,7 +6,7 @@ import dataclasses
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,12 @@ from mipl.records.spec import RunSpec
 
 FORMAT = "mipl-record-1"
 ARRAYS = ("ids", "probabilities", "labels")
+# What a record has besides, some of it only where a run was asked for it: it decides no result.
+EXTRAS = {
+    "features": "the test bags' features z of Eq. 13",
+    "training": "probabilities, candidates and labels of the training bags",
+    "cost": "arithmetic of a prediction, and processor time",  # of every run, since records have it
+}
 # What reading a damaged record can raise; a zip file with a changed byte alone gives four kinds.
 DAMAGE = (
     OSError,
@@ -49,6 +55,17 @@ class Record:
         """Metric name -> value on the test bags."""
         return dict(self.info["metrics"])
 
+    @property
+    def share(self) -> float:
+        """The share of the split's training bags that it was trained on."""
+        return float(self.info["spec"].get("share", 1.0))
+
+    def holds(self, extras: Iterable[str]) -> bool:
+        """Tell whether it has all of some ``EXTRAS``."""
+        marks = {"features": self.arrays, "training_probabilities": self.arrays, "flops": self.info}
+        there = dict(zip(EXTRAS, (mark in place for mark, place in marks.items()), strict=True))
+        return all(there[name] for name in extras)
+
 
 class Store:
     """The records under one folder."""
@@ -63,8 +80,13 @@ class Store:
         except StorageError:
             return None
 
+    def has(self, spec: RunSpec, extras: Iterable[str] = ()) -> bool:
+        """Tell whether there is a finished run of this spec that holds some ``EXTRAS``."""
+        record = self.get(spec)
+        return record is not None and record.holds(extras)
+
     def put(self, spec: RunSpec, info: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Write a finished run; a damaged one of the same spec is replaced."""
+        """Write a finished run; one of the same spec, damaged or with fewer extras, is replaced."""
         folder = self.root / spec.hash
         if folder.exists() and self.get(spec) is None:
             shutil.rmtree(folder)

@@ -11,14 +11,15 @@ from mipl.records.store import Record
 
 
 def summarise(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return a row for each data set, r, kind of splits, method, recipe and settings given.
+    """Return a row for each data set, r, kind of splits, method, recipe and settings or share given.
 
     A row has the number of runs, mean and deviation of accuracy and ECE in percent, the worst split's
     accuracy, the highest confidence and the mean seconds of training.
     """
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
-        given = ", ".join(f"{name}={value}" for name, value in sorted(record.info.get("given", {}).items()))
+        settings = dict(record.info.get("given", {})) | ({"share": record.share} if record.share < 1 else {})
+        given = ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
         key = [record.spec[name] for name in ("dataset", "r", "splits", "method", "recipe")]
         groups.setdefault((*key, given), []).append(record)
     return [

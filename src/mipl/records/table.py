@@ -26,12 +26,14 @@ COLUMNS = {
     "splits": pa.string(),
     "split": pa.int64(),
     "seed": pa.int64(),
+    "share": pa.float64(),  # of the training bags
     "train_bags": pa.int64(),
     "test_bags": pa.int64(),
     "fit_seconds": pa.float64(),
     "predict_seconds": pa.float64(),
     "peak_memory_mb": pa.float64(),
     "parameters": pa.int64(),
+    "flops": pa.int64(),
 }
 
 
@@ -67,6 +69,7 @@ def _row(record: Record) -> tuple[dict[str, Any], dict[str, float]]:
     row = {
         **{name: record.spec[name] for name in COLUMNS if name in record.spec},
         "hash": info["hash"],
+        "share": record.share,
         "given": json.dumps(info.get("given", {}), sort_keys=True),
         "train_bags": data.get("train_bags"),
         "test_bags": data.get("test_bags"),
@@ -74,5 +77,6 @@ def _row(record: Record) -> tuple[dict[str, Any], dict[str, float]]:
         "predict_seconds": seconds.get("predict"),
         "peak_memory_mb": info.get("peak_memory_mb"),
         "parameters": info.get("parameters"),
+        "flops": info.get("flops"),
     }
     return row, record.metrics

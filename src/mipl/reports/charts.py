@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -29,7 +30,14 @@ LOOKS: dict[str, dict[str, Any]] = {
     "ifl": {"color": AMBER, "marker": "v", "linestyle": (0, (8, 2, 1, 2, 1, 2))},
 }
 
+# Of classes, whose number is seldom above seven.
+CLASS_LOOKS = (
+    (BLUE, "o"), (VERMILLION, "^"), (GREEN, "s"), ("#cc79a7", "D"), (AMBER, "v"), ("#56b4e9", "P"),
+    (INK, "X"),
+)  # fmt: skip
+
 Panel = tuple[str, str, ReliabilityCurve | None]  # title, line below it, curve
+Cloud = tuple[str, str, tuple[npt.NDArray[Any], npt.NDArray[Any]] | None]  # title, line, points and labels
 Point = tuple[float, float] | None  # mean and deviation in percent; None where there is no run
 
 
@@ -131,14 +139,59 @@ def reliability_grid(
     return figure
 
 
+def scatter_grid(
+    panels: Sequence[Sequence[Cloud]], classes: Sequence[str], row_titles: Sequence[str] = ()
+) -> Figure:
+    """Return clouds of points in rows: (title, line below it, points and classes), an empty frame for none.
+
+    A class has its colour and its marker. Only distances within a panel mean something: there are no axes.
+    """
+    rows, columns = len(panels), len(panels[0])
+    figure = Figure(figsize=(1.28 * columns + 0.5, 1.5 * rows + 0.45))
+    figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.03)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    looks = [CLASS_LOOKS[i % len(CLASS_LOOKS)] for i in range(len(classes))]
+    for row, line in enumerate(panels):
+        for ax, (title, below, cloud) in zip(axes[row], line, strict=True):
+            if cloud is None:
+                ax.text(0.5, 0.5, "no run", transform=ax.transAxes, ha="center", color=MUTED, fontsize=8)
+            else:
+                points, labels = cloud
+                for i, (colour, marker) in enumerate(looks):
+                    ax.plot(
+                        *points[labels == i].T, linestyle="", marker=marker, color=colour,
+                        markersize=3.4, markeredgecolor="white", markeredgewidth=0.3,
+                    )  # fmt: skip
+                # One scale for both directions, and the cloud in the middle of a square.
+                middle = (points.max(axis=0) + points.min(axis=0)) / 2
+                half = 0.54 * max(float(np.ptp(points, axis=0).max()), 1e-9)
+                ax.set(xlim=(middle[0] - half, middle[0] + half), ylim=(middle[1] - half, middle[1] + half))
+            ax.set(xticks=[], yticks=[])
+            ax.set_box_aspect(1)
+            for spine in ax.spines.values():
+                spine.set(visible=True, color=GRID)
+            ax.set_title(title if row == 0 else "", fontsize=8.5, pad=4)
+            ax.set_xlabel(below, fontsize=7.5, labelpad=2)
+        if row_titles:
+            axes[row, 0].set_ylabel(row_titles[row], fontsize=8.5)
+    handles = [
+        Line2D([], [], linestyle="", marker=marker, color=colour, markersize=5) for colour, marker in looks
+    ]
+    if classes:
+        figure.legend(handles, classes, loc="outside lower center", ncols=len(classes), title="true class")
+    return figure
+
+
 def line_panels(
     panels: Sequence[tuple[str, str, Mapping[str, Sequence[Point]]]],
     x: Sequence[float],
     x_labels: Sequence[str],
+    *,
+    from_zero: bool = False,
 ) -> Figure:
     """Return panels (title, y label, method -> a point for each x), a column and its legend for each x label.
 
-    Points that are missing are left out; the deviation is a band.
+    Points that are missing are left out; the deviation is a band. ``from_zero``: where the axes start.
     """
     columns = len(x_labels)
     rows = math.ceil(len(panels) / columns)
@@ -166,6 +219,9 @@ def line_panels(
             ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, handlelength=2.4, borderaxespad=0.3)
     for ax, label in zip(axes[-1], x_labels, strict=True):
         ax.set_xlabel(label)
+    for ax in axes[:, 0] if from_zero else ():  # a row shares its scale
+        ax.set_ylim(bottom=0)
+        ax.set_xlim(left=0)
     return figure
 
 

@@ -6,9 +6,9 @@ from mipl.reports.claims import BASELINE, BENCHMARKS, CRC, EVERY, OURS, Sets
 from mipl.reports.paper import (
     FAMILIES,
     NINE,
+    QUICK_SET,
     ROWS,
     Item,
-    draw_cost,
     draw_head_vs_loss,
     draw_table,
     heads,
@@ -27,6 +27,14 @@ from mipl.reports.paper_figures import (
     draw_top_share,
     gamma,
     noisy,
+)
+from mipl.reports.paper_training import (
+    SHARES,
+    TIMED,
+    draw_cost,
+    draw_features,
+    draw_probabilities,
+    draw_run_time,
 )
 
 BENCHMARK, REAL = {"where": "the benchmark data sets"}, {"where": "the real-world data sets"}
@@ -77,6 +85,22 @@ ITEMS: dict[str, Item] = {  # in the paper's order
         "Fig. 3: reliability of focal losses", (("fmnist-mipl", 1),), plain(("sam-fl", "sam-ifl")), draw_focal
     ),
     "fig5": Item("Fig. 5: reliability on Birdsong-MIPL", BIRDS, plain(NINE), draw_reliability),
+    "figA1": Item(
+        "Fig. A1: t-SNE of bag features",
+        tuple(("mnist-mipl", r) for r in (1, 2, 3)),
+        plain(NINE),
+        draw_features,
+        extras=("features",),
+        first=True,
+    ),
+    "figA2": Item(
+        "Fig. A2: probabilities on the training set",
+        (("c-kmeans", None),),
+        plain(NINE),
+        draw_probabilities,
+        extras=("training",),
+        first=True,
+    ),
     "figA3": Item(
         "Fig. A3: sensitivity to γ",
         PATCHES[-1:],
@@ -100,8 +124,17 @@ ITEMS: dict[str, Item] = {  # in the paper's order
         noisy("sival-mipl", 1),
         plain(FAMILIES[2]),
         draw_noise,
-        quick_sets=noisy("digits-mipl", 1),
+        quick_sets=noisy(*QUICK_SET[0]),
         others=noisy("birdsong-mipl", 1),
+    ),
+    "figA7": Item(
+        "Fig. A7: run time against the size of the training set",
+        BENCHMARKS[:1],
+        plain(NINE, *TIMED),
+        draw_run_time,
+        shares=SHARES,
+        extras=("cost",),
+        first=True,
     ),
     "figA8": Item("Fig. A8: critical differences", EVERY, plain(RANKED), draw_differences),
     "figA9": Item("Fig. A9: patch granularity", PATCHES, plain((*FAMILIES[1], *FAMILIES[2])), draw_bars),
@@ -113,6 +146,6 @@ ITEMS: dict[str, Item] = {  # in the paper's order
         draw_table,
         {"metrics": ("accuracy", "ece"), "where": "patches of the tissue images"},
     ),
-    "tableA2": Item("Table A2: what a run costs", BENCHMARKS[:1], plain(NINE), draw_cost),
+    "tableA2": Item("Table A2: what a run costs", BENCHMARKS[:1], plain(NINE), draw_cost, extras=("cost",)),
     "tableA3": Item("Table A3: Friedman statistics", EVERY, plain(RANKED), draw_friedman),
 }

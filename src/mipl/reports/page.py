@@ -82,7 +82,9 @@ def provenance(records: Iterable[Record]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in sorted(records, key=lambda each: int(each.spec["split"])):
         spec, given = record.spec, record.info.get("given", {})
-        key = (set_title(spec["dataset"], spec["r"]), method_title(spec["method"], given), spec["recipe"])
+        part = f", {100 * record.share:g}% of the training bags" if record.share < 1 else ""
+        title = set_title(spec["dataset"], spec["r"]) + part
+        key = (title, method_title(spec["method"], given), spec["recipe"])
         groups.setdefault((*key, spec["data_digest"]), []).append(record)
     return [
         {

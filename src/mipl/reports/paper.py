@@ -9,7 +9,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from mipl.records.store import Record
 from mipl.reports.claims import (
     BASELINE,
     EARLIER,
@@ -25,7 +24,7 @@ from mipl.reports.runs import Mean, Runs, Settings, Want, mark_of, method_title,
 from mipl.reports.tables import Cell, Table, number
 
 Variant = tuple[str, Settings]  # a method and the settings that are not its own
-QUICK_SET: Sets = (("digits-mipl", 1),)  # embedded, so that every table can be tried at once
+QUICK_SET: Sets = (("digits-mipl-vectors", 1),)  # embedded, so that every table can be tried at once
 ROWS = (*OTHERS, *(name for a, b in BASELINE.items() for name in (b, f"{a}-cc", f"{a}-cn")))  # as printed
 FAMILIES = tuple((b, f"{a}-cc", f"{a}-cn") for a, b in BASELINE.items())
 NINE = tuple(name for family in FAMILIES for name in family)
@@ -54,11 +53,19 @@ class Item:
     options: Mapping[str, Any] = field(default_factory=dict)
     quick_sets: Sets = QUICK_SET
     others: Sets = ()  # stand-ins besides the tissue images
+    shares: tuple[float, ...] = (1.0,)  # of the training bags
+    extras: tuple[str, ...] = ()  # that the records of the first split must hold
+    first: bool = False  # whether that split is enough
 
     def wants(self, quick: bool = False) -> list[Want]:
         """Return the runs it needs: on the embedded data, or on the paper's sets and their stand-ins."""
         sets = self.quick_sets if quick else (*self.sets, *self.stand_ins(), *self.others)
-        return [Want(*each, *variant) for each in sets for variant in self.variants]
+        return [
+            Want(*each, *variant, share, self.extras, self.first)
+            for each in sets
+            for variant in self.variants
+            for share in self.shares
+        ]
 
     def stand_ins(self) -> Sets:
         """Return the data sets that stand in for those which nobody can be given."""
@@ -112,12 +119,12 @@ def result_table(runs: Runs, caption: str, sets: Sets, variants: Sequence[Varian
             want, mean = Want(*each, *variant), means[each, variant]
             base = baseline_of(variant[0])
             gained = _gain(mean, means.get((each, (base, variant[1]))) if base else None, metric)
-            row.append(_cell(mean, gained, printed(want, metric), best, len(runs.splits), metric))
-            values.append(_value(runs, want, metric, mean, gained))
+            row.append(cell_of(mean, gained, printed(want, metric), best, len(runs.splits), metric))
+            values.append(value_of(runs, want, metric, mean, gained))
     return Table(caption, header, rows, values)
 
 
-def _cell(
+def cell_of(
     mean: Mean | None,
     gained: float | None,
     paper: tuple[float, float] | None,
@@ -151,7 +158,8 @@ def _gain(mean: Mean | None, base: Mean | None, metric: str) -> float | None:
     return mean.mean - base.mean if metric == "accuracy" else base.mean - mean.mean
 
 
-def _value(runs: Runs, want: Want, metric: str, mean: Mean | None, gained: float | None) -> dict[str, Any]:
+def value_of(runs: Runs, want: Want, metric: str, mean: Mean | None, gained: float | None) -> dict[str, Any]:
+    """Return a cell as a row of the CSV: the numbers, and the records or the command behind them."""
     paper, records = printed(want, metric), runs.of(want)
     return {
         "dataset": want.dataset,
@@ -179,8 +187,9 @@ def notes_of(runs: Runs) -> list[str]:
     notes = []
     used = list(runs.used.values())
     if used:
+        kinds = " or ".join(sorted({record.spec["splits"] for record in used}, reverse=True))
         notes.append(
-            f"Mean ± standard deviation in percent over up to {len(runs.splits)} stratified 7:3 splits "
+            f"Mean ± standard deviation in percent over up to {len(runs.splits)} {kinds} 7:3 splits "
             "(n where there are others); Δ is ours minus the paper's; "
             f"recipe “{runs.recipe}”."
         )
@@ -255,9 +264,9 @@ def draw_head_vs_loss(item: Item, name: str, runs: Runs) -> Product:
                     for head, mean in zip(("sigmoid", "linear"), pair, strict=True):
                         # the paper ran the earlier methods with the one head and its own with the other
                         paper = own if head == ("sigmoid" if method == base else "linear") else None
-                        row.append(_cell(mean, None, paper, None, len(runs.splits), metric))
+                        row.append(cell_of(mean, None, paper, None, len(runs.splits), metric))
                         values.append(
-                            _value(runs, Want(*each, method, heads(method, head)), metric, mean, None)
+                            value_of(runs, Want(*each, method, heads(method, head)), metric, mean, None)
                         )
                     gained = _gain(pair[1], pair[0], metric)
                     row.append(Cell("–" if gained is None else f"{gained:+.2f}".replace("-", "−")))
@@ -282,65 +291,6 @@ def draw_head_vs_loss(item: Item, name: str, runs: Runs) -> Product:
         "sigmoid on the class scores before the softmax, so that no confidence passes e/(e + k − 1)."
     )
     return Product(item.title, tables, None, notes, runs)
-
-
-# FLOPs in millions, parameters in millions, memory in MiB, run time in seconds: the paper's cost table
-COST = {
-    "demipl": (95.58, 0.13, 1822, 198.47),
-    "dam-cc": (95.58, 0.13, 1858, 237.11),
-    "dam-cn": (95.58, 0.13, 1858, 235.65),
-    "elimipl": (95.58, 0.13, 1824, 207.47),
-    "sam-cc": (95.58, 0.13, 1863, 243.40),
-    "sam-cn": (95.58, 0.13, 1863, 246.16),
-    "miplma": (95.58, 0.13, 1848, 218.86),
-    "mam-cc": (95.58, 0.13, 1870, 246.16),
-    "mam-cn": (95.58, 0.13, 1870, 251.02),
-}
-
-
-def draw_cost(item: Item, name: str, runs: Runs) -> Product:
-    """Draw Table A2: what a run costs, and how much CDL adds to its baseline."""
-    (each,) = item.drawn(runs)
-    ours = {method: _costs(runs.of(Want(*each, method))) for method, _ in item.variants}
-    rows = []
-    for method, printed_costs in COST.items():
-        base, row = (
-            baseline_of(method),
-            [Cell(method_title(method)), Cell("–", below=f"paper {printed_costs[0]}")],
-        )
-        for place, form in ((1, ".3f"), (2, ".0f"), (3, ".2f")):
-            mine, theirs = ours[method][place], printed_costs[place]
-            added = _added(mine, ours[base][place]) if base and place > 1 else ""
-            paper_added = _added(theirs, COST[base][place]) if base and place > 1 else ""
-            shown = "–" if mine is None else f"{mine:{form}}{added}"
-            row.append(Cell(shown, below=f"paper {theirs:{form if place > 1 else '.2f'}}{paper_added}"))
-        want = Want(*each, method)
-        mean, paper = runs.mean(want, "accuracy"), printed(want, "accuracy")
-        rows.append([*row, _cell(mean, None, paper, None, len(runs.splits), "accuracy")])
-    header = ["method", "FLOPs (M)", "parameters (M)", "memory (MiB)", "run time (s)", "accuracy (%)"]
-    caption = f"Cost of a run on {set_title(*each)}, and what CDL adds to its baseline."
-    said = (
-        "Ours: the process's peak memory on a CPU with one thread, where the paper has a GPU's; run time is "
-        "that of training and prediction. FLOPs are the paper's alone: records do not have them."
-    )
-    return Product(item.title, [Table(caption, header, rows)], None, [*notes_of(runs), said], runs)
-
-
-def _costs(records: Sequence[Record]) -> tuple[float | None, ...]:
-    """Return FLOPs (unknown), parameters in millions, memory in MiB and seconds, means over records."""
-
-    def mean(values: Iterable[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return sum(known) / len(known) if known else None
-
-    parameters = mean(record.info.get("parameters") for record in records)
-    memory = mean(record.info.get("peak_memory_mb") for record in records)
-    seconds = mean(sum(record.info["seconds"].values()) for record in records)
-    return None, None if parameters is None else parameters / 1e6, memory, seconds
-
-
-def _added(value: float | None, base: float | None) -> str:
-    return "" if value is None or base is None else f" ({100 * (value / base - 1):+.1f}%)".replace("-", "−")
 
 
 def heads(method: str, head: str) -> Settings:

@@ -96,7 +96,7 @@ def draw_gamma(item: Item, name: str, runs: Runs) -> Product:
 def draw_bars(item: Item, name: str, runs: Runs) -> Product:
     """Draw Figs. A4, A5 and A9: methods side by side on several data sets."""
     sets = item.drawn(runs)
-    looks = {method_title(*variant): _bar_look(*variant) for variant in item.variants}
+    looks = {method_title(*variant): bar_look(*variant) for variant in item.variants}
     columns: list[tuple[str, Sets, Sequence[str], Sequence[Any]]] = []
     if name == "figA9":
         columns += [
@@ -151,7 +151,7 @@ def draw_noise(item: Item, name: str, runs: Runs) -> Product:
     return product
 
 
-def noisy(dataset: str, r: int) -> Sets:
+def noisy(dataset: str, r: int | None) -> Sets:
     """Return a data set clean, then with each level of class noise and of attribute noise."""
     levels = [f"{dataset} {kind} noise {share:g}" for kind in ("class", "attribute") for share in NOISE[1:]]
     return ((dataset, r), *((name, r) for name in levels))
@@ -178,7 +178,7 @@ def draw_top_share(item: Item, name: str, runs: Runs) -> Product:
     ]
     caption = f"Accuracy / ECE in percent on the most confident share, {set_title(*each)}."
     table = Table(caption, ["share", *found], rows)
-    return Product(item.title, [table], figure, _figure_notes(runs, (each,)), runs)
+    return Product(item.title, [table], figure, figure_notes(runs, (each,)), runs)
 
 
 def draw_differences(item: Item, name: str, runs: Runs) -> Product:
@@ -236,10 +236,11 @@ def draw_friedman(item: Item, name: str, runs: Runs) -> Product:
 def _product(item: Item, runs: Runs, figure: Figure, sets: Sets) -> Product:
     """Return a figure with the numbers behind it as tables."""
     tables = [result_table(runs, f"{WORD[m]}.", sets, item.variants, m) for m in ("accuracy", "ece")]
-    return Product(item.title, tables, figure, _figure_notes(runs, sets), runs)
+    return Product(item.title, tables, figure, figure_notes(runs, sets), runs)
 
 
-def _figure_notes(runs: Runs, sets: Sets) -> list[str]:
+def figure_notes(runs: Runs, sets: Sets) -> list[str]:
+    """Return what a reader must know of a figure: its data, then as for tables."""
     names = ", ".join(dict.fromkeys(set_title(*each) for each in sets))
     marks = "".join(sorted({mark_of([record]) for record in runs.used.values()}, reverse=True))
     return [f"Data: {names}{marks}.", *notes_of(runs)]
@@ -267,7 +268,7 @@ def gamma(value: int) -> Settings:
     return () if value == 1 else (("gamma", float(value)),)
 
 
-def _bar_look(method: str, given: Any = ()) -> dict[str, Any]:
+def bar_look(method: str, given: Any = ()) -> dict[str, Any]:
     """Return the look of a bar: the attention or method by its shade, the variant by hatching."""
     if method in OURS:
         shades = {"cc": ("#9ecae1", "#4292c6", "#08519c"), "cn": ("#fdbe85", "#fd8d3c", "#c2500a")}
@@ -276,6 +277,9 @@ def _bar_look(method: str, given: Any = ()) -> dict[str, Any]:
     if method in ("proden", "lws", "pop"):
         shade = {"proden": "#d3d8de", "lws": "#a3adb8", "pop": "#6b7885"}[method]
         return {"facecolor": shade, "edgecolor": "white", "hatch": "////" if given else ""}
+    if method in BASELINE.values():
+        shade = ("#cfd5db", "#9aa5b1", "#5a6775")[list(BASELINE.values()).index(method)]
+        return {"facecolor": shade, "edgecolor": "white"}
     colours = {"fl": charts.GREEN, "ifl": charts.AMBER, "cc": BLUE, "cn": VERMILLION}
     return {"facecolor": colours.get(method.rpartition("-")[2], MUTED), "edgecolor": "white"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from mipl.records.store import Record
 
+KINDS = ("stratified", "official")  # splits that a table may use
 METRICS = {"accuracy": "accuracy", "ece": "expected_calibration_error"}
 SET_NAMES = {"mnist": "MNIST", "fmnist": "FMNIST", "birdsong": "Birdsong", "sival": "SIVAL", "mipl": "MIPL"}
 SET_NAMES |= {"c": "C", "row": "Row", "sbn": "SBN", "kmeans": "KMeans", "sift": "SIFT", "r34": "R34"}
@@ -30,6 +31,9 @@ class Want:
     r: int | None
     method: str
     given: Settings = ()
+    share: float = 1.0  # of the training bags
+    extras: tuple[str, ...] = ()  # that its records must hold
+    first: bool = False  # whether the first split is enough
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,10 @@ class Runs:
                 spec["recipe"] == recipe
                 and spec["seed"] == 0
                 and spec["split"] in self.splits
-                and spec["splits"] == "stratified"
+                and spec["splits"] in KINDS
             ):
-                want = Want(spec["dataset"], spec["r"], spec["method"], tuple(sorted(given.items())))
+                given_sorted = tuple(sorted(given.items()))
+                want = Want(spec["dataset"], spec["r"], spec["method"], given_sorted, record.share)
                 self._found.setdefault(want, []).append(record)
 
     def has(self, dataset: str, r: int | None) -> bool:
@@ -76,23 +81,30 @@ class Runs:
 
     def settings(self, want: Want) -> dict[str, Any]:
         """Return every setting that the runs of a want are made with, the epochs among them."""
-        epochs = self.quick_epochs if want.dataset.startswith("digits-mipl") else self.epochs
+        epochs = self.quick_epochs if is_embedded(want.dataset) else self.epochs
         return {**({} if epochs is None else {"epochs": epochs}), **dict(want.given)}
 
     def of(self, want: Want, *, needed: bool = True) -> list[Record]:
         """Return the records of a want by split, and remember them as used, or a needed want as missing."""
         given = tuple(sorted(self.settings(want).items()))
-        found = self._found.get(Want(want.dataset, want.r, want.method, given), [])
+        found = self._found.get(Want(want.dataset, want.r, want.method, given, want.share), [])
+        found = [record for record in found if record.holds(want.extras)]
         if not found:
             if needed:
                 self.missing[want] = None
             return []
-        # Bags built with another seed are other data: the mean is of the bags that most runs have.
-        digests = [record.spec["data_digest"] for record in found]
-        most = max(sorted(set(digests)), key=digests.count)
-        chosen = [record for record in found if record.spec["data_digest"] == most]
+        # Bags built with another seed are other data, and the authors' splits are other splits: the mean is
+        # of what most runs have.
+        kinds = [(record.spec["data_digest"], record.spec["splits"]) for record in found]
+        most = max(sorted(set(kinds)), key=kinds.count)
+        ordered = sorted(found, key=lambda record: len(record.spec.get("together", ())), reverse=True)
+        # A split that was trained alone and together with others counts once.
+        by_split = {
+            int(r.spec["split"]): r for r in ordered if (r.spec["data_digest"], r.spec["splits"]) == most
+        }
+        chosen = [by_split[split] for split in sorted(by_split)][: 1 if want.first else None]
         self.used |= {record.info["hash"]: record for record in chosen}
-        return sorted(chosen, key=lambda record: int(record.spec["split"]))
+        return chosen
 
     def mean(self, want: Want, metric: str, *, needed: bool = True) -> Mean | None:
         """Return the mean of ``accuracy`` or ``ece`` over splits, or None where there is no run."""
@@ -114,22 +126,24 @@ class Runs:
 
     def commands(self) -> list[str]:
         """Return the commands that make the missing runs, those on one data set in one."""
-        groups: dict[tuple[str, int | None, Settings], list[str]] = {}
+        groups: dict[Want, list[str]] = {}
         for want in self.missing:
-            groups.setdefault((want.dataset, want.r, want.given), []).append(want.method)
-        return [self.command(Want(*key[:2], ",".join(names), key[2])) for key, names in groups.items()]
+            groups.setdefault(replace(want, method=""), []).append(want.method)
+        return [self.command(replace(key, method=",".join(names))) for key, names in groups.items()]
 
     def command(self, want: Want) -> str:
         """Return the command that makes the runs of a want."""
-        numbers = sorted(self.splits)
+        numbers = sorted(self.splits)[: 1 if want.first else None]
         together = numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 1
         dataset, *noise = want.dataset.split(" ")
         words = ["mipl run", dataset]
         words += [f"-r {want.r}"] if want.r is not None else []
-        words += ["--raw DIR"] if dataset != "digits-mipl" else []
+        words += ["--raw DIR"] if not is_embedded(dataset) else []
         words += [f"--{noise[0]}-noise {noise[2]}"] if noise else []
         words += [f"--methods {want.method}"]
         words += [f"--set {name}={value}" for name, value in self.settings(want).items()]
+        words += [f"--share {want.share:g}"] if want.share < 1 else []
+        words += [f"--with {','.join(want.extras)}"] if want.extras else []
         words += [f"--recipe {self.recipe}"] if self.recipe != "stable" else []
         words += [f"--splits {numbers[0]}-{numbers[-1]}" if together else f"--splits {_comma(numbers)}"]
         return " ".join([*words, f"--out {self.where}"])
@@ -157,7 +171,12 @@ def method_title(method: str, given: Mapping[str, Any] | Settings = ()) -> str:
 
 def is_stand_in(dataset: str) -> bool:
     """Tell whether a data set stands in for one of the paper's and is none of them."""
-    return dataset.startswith(("crc5-", "digits-mipl"))
+    return dataset.startswith("crc5-") or is_embedded(dataset)
+
+
+def is_embedded(dataset: str) -> bool:
+    """Tell whether a data set needs no files."""
+    return dataset.startswith("digits-mipl")
 
 
 def mark_of(records: Iterable[Record]) -> str:
