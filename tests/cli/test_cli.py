@@ -12,6 +12,8 @@ import pytest
 from mipl.cli import main
 from mipl.data.bags import Bags
 from mipl.data.benchmarks import gaussian_bags
+from mipl.errors import TrainingError
+from mipl.experiments import engines, runner
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +131,8 @@ def test_methods_lists_and_shows(capsys):
         ("run {f}/bags.npz --out {t}/runs --splits ten", "--splits ten cannot be read"),
         ("run {f}/bags.npz --out {t}/runs --methods sam-cm", "no method 'sam-cm'"),
         ("run {f}/bags.npz --out {t}/runs --official {t}", "has neither index1.mat nor splits_1.csv"),
+        ("run {f}/bags.npz --out {t}/runs --share 0", "not a share above 0"),
+        ("run {f}/bags.npz --out {t}/runs --with feature", "no extra 'feature' of a record. Did you mean"),
         ("methods sam-nc", "no method 'sam-nc'"),
     ],
 )
@@ -200,8 +204,8 @@ def test_a_full_disk_keeps_the_old_model(files, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-@pytest.mark.slow
-def test_run_leaves_records_and_goes_on(files, tmp_path, capsys):
+def test_run_leaves_records_and_goes_on(files, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(engines, "run_local", run_here)
     words = [
         "run",
         files / "bags.npz",
@@ -222,9 +226,25 @@ def test_run_leaves_records_and_goes_on(files, tmp_path, capsys):
     assert {row["method"]: row["runs"] for row in summary["summary"]} == {"sam-cn": 2, "mam-mdl": 2}
     for name, written in first.items():
         assert (tmp_path / name / "record.json").stat().st_mtime_ns == written
+    code, out, _ = run(capsys, *words, "--splits", "1", "--share", "0.5", "--with", "features, training")
+    found = [(row["given"], row["runs"]) for row in json.loads(out)["summary"]]
+    assert found == [("epochs=2, share=0.5", 1)] * 2
+        ("epochs=2, share=0.5", 1)
+    ] * 2
     code, out, err = run(capsys, *words, "--splits", "1", "--recipe", "paper", "--set", "lr=1e30")
     assert code == 1
     assert "became NaN" in err
+
+
+def run_here(jobs, workers, show):
+    """Do what the local engine does in this process: a new one takes seconds to import torch."""
+    failures = []
+    for unit in engines.without_record(jobs):
+        try:
+            runner.run(unit)
+        except TrainingError as error:
+            failures += [(job, str(error)) for job in unit]
+    return failures
 
 
 @pytest.mark.slow

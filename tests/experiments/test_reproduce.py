@@ -36,6 +36,25 @@ def made(monkeypatch):
     return jobs
 
 
+@pytest.fixture
+def plan(monkeypatch):
+    """Return the runs that would be made, and go no further."""
+
+    class PlannedError(Exception):
+        pass
+
+    def stop(jobs, *_):
+        raise PlannedError(jobs)
+
+    def planned(wanted, options):
+        with pytest.raises(PlannedError) as stopped:
+            reproduce(wanted, options, "it")
+        return stopped.value.args[0]
+
+    monkeypatch.setattr(paper, "run_jobs", stop)
+    return planned
+
+
 def test_quick_is_on_the_embedded_data_and_is_not_done_twice(made, tmp_path, capsys):
     words = [*WORDS, "--out", str(tmp_path)]
     assert main(words) == 0
@@ -61,12 +80,9 @@ def test_quick_is_on_the_embedded_data_and_is_not_done_twice(made, tmp_path, cap
     assert (tmp_path / "fig3" / "table.csv").read_bytes() == table
 
 
-def test_what_is_planned_is_what_is_drawn(tmp_path, monkeypatch):
+def test_what_is_planned_is_what_is_drawn(tmp_path, plan):
     """Every name plans the runs of its own table, split by split, each once."""
-    planned = []
-    monkeypatch.setattr(paper, "run_jobs", lambda jobs, *_: planned.extend(jobs) or [])
-    outcome = reproduce(["table2", "table4"], Options(tmp_path, quick=True, splits=(1, 2)), "it")
-    assert outcome.failures == []
+    planned = plan(["table2", "table4"], Options(tmp_path, quick=True, splits=(1, 2)))
     runs = [(job.split, job.method, job.params["epochs"]) for job in planned]
     assert runs == [(split, m, 30) for split in (1, 2) for m, _ in ITEMS["table2"].variants]
     assert len({job.spec.hash for job in planned}) == 24
@@ -93,10 +109,8 @@ def test_table_1_has_the_bags_that_runs_would_use(made, tmp_path):
     assert made == []
 
 
-def test_what_a_figure_needs_besides_is_kept_by_the_runs_of_the_first_split(tmp_path, monkeypatch):
-    planned = []
-    monkeypatch.setattr(paper, "run_jobs", lambda jobs, *_: planned.extend(jobs) or [])
-    reproduce(["fig2", "figA1", "figA2", "figA7"], Options(tmp_path, quick=True, splits=(2, 1)), "it")
+def test_what_a_figure_needs_besides_is_kept_by_the_runs_of_the_first_split(tmp_path, plan):
+    planned = plan(["fig2", "figA1", "figA2", "figA7"], Options(tmp_path, quick=True, splits=(2, 1)))
     held = {(job.split, job.share, job.params["epochs"], job.extras) for job in planned}
     shares = {(1, share, 5, ("cost",)) for share in ITEMS["figA7"].shares}
     assert held == {(1, 1.0, 30, ("features", "training")), (2, 1.0, 30, ()), *shares}
@@ -111,6 +125,8 @@ def test_draw_only_runs_nothing_and_needs_no_data(tmp_path, monkeypatch):
 
 def test_all_is_every_name(tmp_path, monkeypatch):
     written = []
+    undrawn = {name: dataclasses.replace(item, draw=lambda *_: None) for name, item in ITEMS.items()}
+    monkeypatch.setattr(paper, "ITEMS", undrawn)
     monkeypatch.setattr(paper, "write_product", lambda name, *_: written.append(name))
     monkeypatch.setattr(paper, "write_page", lambda folder, order: folder)
     reproduce(["all"], Options(tmp_path, draw_only=True), "it")
@@ -159,10 +175,8 @@ def test_noise_is_part_of_the_data_and_of_their_name(tmp_path, gaussian, made):
     assert main([*words, "--class-noise", "1.5"]) == 2
 
 
-def test_the_levels_of_noise_are_planned(tmp_path, monkeypatch):
-    planned = []
-    monkeypatch.setattr(paper, "run_jobs", lambda jobs, *_: planned.extend(jobs) or [])
-    reproduce(["figA6"], Options(tmp_path, quick=True), "it")
+def test_the_levels_of_noise_are_planned(tmp_path, plan):
+    planned = plan(["figA6"], Options(tmp_path, quick=True))
     assert len(planned) == 33
     assert {job.spec.dataset for job in planned} == {dataset for dataset, _ in ITEMS["figA6"].quick_sets}
     assert len({job.data_digest for job in planned}) == 11
