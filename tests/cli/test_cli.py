@@ -229,8 +229,6 @@ def test_run_leaves_records_and_goes_on(files, tmp_path, capsys, monkeypatch):
     code, out, _ = run(capsys, *words, "--splits", "1", "--share", "0.5", "--with", "features, training")
     found = [(row["given"], row["runs"]) for row in json.loads(out)["summary"]]
     assert found == [("epochs=2, share=0.5", 1)] * 2
-        ("epochs=2, share=0.5", 1)
-    ] * 2
     code, out, err = run(capsys, *words, "--splits", "1", "--recipe", "paper", "--set", "lr=1e30")
     assert code == 1
     assert "became NaN" in err

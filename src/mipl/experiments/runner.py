@@ -64,10 +64,9 @@ class Job:
         """What identifies the run."""
         classifier = self.classifier()
         method, recipe = classifier.parts(self.provenance)
-        if "features" in self.extras and not isinstance(method, AttentionMethod):
-            raise SettingError(
-                f"{self.method} has no features of whole bags: ask for those of another method."
-            )
+        for extra in {"features", "cost"} & set(self.extras):
+            if not isinstance(method, AttentionMethod):
+                raise SettingError(f"{self.method} has no attention over instances: leave '{extra}' out.")
         return RunSpec(
             dataset=self.source.name,
             r=self.source.false_positives,
@@ -159,12 +158,13 @@ def _outcome(
         },
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "parameters": sum(p.numel() for p in classifier.network_.parameters()),
-        "flops": _flops(classifier, test_bags),
         "loss": classifier.history_["loss"],
         "threads": torch.get_num_threads(),
         "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
         "versions": mipl.versions(),
     }
+    if isinstance(classifier.network_, BagNetwork):
+        info["flops"] = _flops(classifier, test_bags)
     return info, arrays
 
 

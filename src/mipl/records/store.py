@@ -23,7 +23,7 @@ ARRAYS = ("ids", "probabilities", "labels")
 EXTRAS = {
     "features": "the test bags' features z of Eq. 13",
     "training": "probabilities, candidates and labels of the training bags",
-    "cost": "arithmetic of a prediction, and processor time",  # of every run, since records have it
+    "cost": "arithmetic of a prediction, and processor time",  # of every run by attention, asked or not
 }
 # What reading a damaged record can raise; a zip file with a changed byte alone gives four kinds.
 DAMAGE = (
