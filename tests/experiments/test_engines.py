@@ -87,7 +87,7 @@ def test_extras_are_kept_where_they_are_asked_for_and_change_no_result(source, t
         after.arrays["training_probabilities"], model.predict_proba(bags[train]).astype(np.float32)
     )
     np.testing.assert_array_equal(after.arrays["training_candidates"], bags.candidates[train])
-    with pytest.raises(SettingError, match="leave '(features|cost)' out"):
+    with pytest.raises(SettingError, match=r"leave '(features|cost)' out"):
         _ = dataclasses.replace(asked, method="proden").spec
 
 
