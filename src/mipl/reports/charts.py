@@ -147,7 +147,7 @@ def scatter_grid(
     A class has its colour and its marker. Only distances within a panel mean something: there are no axes.
     """
     rows, columns = len(panels), len(panels[0])
-    figure = Figure(figsize=(1.28 * columns + 0.5, 1.5 * rows + 0.45))
+    figure = Figure(figsize=(1.28 * columns + 0.5, 1.5 * rows + 0.3))
     figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.03)
     axes = figure.subplots(rows, columns, squeeze=False)
     looks = [CLASS_LOOKS[i % len(CLASS_LOOKS)] for i in range(len(classes))]
@@ -178,7 +178,8 @@ def scatter_grid(
         Line2D([], [], linestyle="", marker=marker, color=colour, markersize=5) for colour, marker in looks
     ]
     if classes:
-        figure.legend(handles, classes, loc="outside lower center", ncols=len(classes), title="true class")
+        names = [f"class {name}" for name in classes]
+        figure.legend(handles, names, loc="outside lower center", ncols=len(classes), handletextpad=0)
     return figure
 
 
@@ -232,10 +233,12 @@ def bar_panels(
     *,
     columns: int,
     width: float = 3.6,
+    numbers: str = "",
 ) -> Figure:
     """Return panels (title, y label, name -> a bar for each group), with whiskers and one legend above.
 
-    ``groups`` has the groups' names for each panel; a bar that is missing leaves its place empty.
+    ``groups`` has the groups' names for each panel; a bar that is missing leaves its place empty. ``numbers``
+    is the format of the values over the bars; none: they are not written.
     """
     rows = math.ceil(len(panels) / columns)
     names = list(dict.fromkeys(name for _, _, bars in panels for name in bars))
@@ -253,6 +256,11 @@ def bar_panels(
                     ax.bar(at, mean, wide * 0.94, linewidth=0.5, **looks[name])
                     if math.isfinite(std):
                         ax.errorbar(at, mean, std, color=INK, linewidth=0.8, capsize=1.6)
+                    if numbers:
+                        ax.annotate(
+                            f"{mean:{numbers}}", (at, mean + np.nan_to_num(std)), (0, 1.5),
+                            textcoords="offset points", ha="center", va="bottom", fontsize=6.2,
+                        )  # fmt: skip
         if not ax.patches:
             ax.text(0.5, 0.5, "no run", transform=ax.transAxes, ha="center", color=MUTED)
         ax.set_xticks(range(len(group_names)), group_names)

@@ -182,11 +182,14 @@ def value_of(runs: Runs, want: Want, metric: str, mean: Mean | None, gained: flo
     }
 
 
-def notes_of(runs: Runs) -> list[str]:
-    """Return what a reader must know of the numbers that were used."""
+def notes_of(runs: Runs, *, first: bool = False) -> list[str]:
+    """Return what a reader must know of the numbers that were used; ``first``: they are of one split."""
     notes = []
     used = list(runs.used.values())
-    if used:
+    if used and first:
+        numbers = sorted({int(record.spec["split"]) for record in used})
+        notes.append(f"Split {' and '.join(map(str, numbers))} alone; recipe “{runs.recipe}”.")
+    elif used:
         kinds = " or ".join(sorted({record.spec["splits"] for record in used}, reverse=True))
         notes.append(
             f"Mean ± standard deviation in percent over up to {len(runs.splits)} {kinds} 7:3 splits "

@@ -239,11 +239,11 @@ def _product(item: Item, runs: Runs, figure: Figure, sets: Sets) -> Product:
     return Product(item.title, tables, figure, figure_notes(runs, sets), runs)
 
 
-def figure_notes(runs: Runs, sets: Sets) -> list[str]:
+def figure_notes(runs: Runs, sets: Sets, *, first: bool = False) -> list[str]:
     """Return what a reader must know of a figure: its data, then as for tables."""
     names = ", ".join(dict.fromkeys(set_title(*each) for each in sets))
     marks = "".join(sorted({mark_of([record]) for record in runs.used.values()}, reverse=True))
-    return [f"Data: {names}{marks}.", *notes_of(runs)]
+    return [f"Data: {names}{marks}.", *notes_of(runs, first=first)]
 
 
 def _reliability(runs: Runs, want: Want) -> charts.Panel:
