@@ -357,6 +357,9 @@ def test_a_data_set_is_built_by_its_name(images, birds, digits):
     assert list(BUILDERS)[:5] == ["digits-mipl", "mnist-mipl", "fmnist-mipl", "birdsong-mipl", "sival-mipl"]
     assert set(TABLE1) < set(BUILDERS)
     assert_same(build("digits-mipl"), digits)
+    vectors = build("digits-mipl-vectors")
+    np.testing.assert_array_equal(vectors.source, digits.source.reshape(-1, 64))
+    np.testing.assert_array_equal(vectors.candidates, digits.candidates)
     assert_same(build("mnist-mipl", 2, 1, images / "plain"), mnist_mipl(images / "plain", 2, 1))
     assert_same(build("birdsong-mipl", raw=str(birds)), birdsong_mipl(birds))
 

@@ -259,7 +259,7 @@ def bar_panels(
                     if numbers:
                         ax.annotate(
                             f"{mean:{numbers}}", (at, mean + np.nan_to_num(std)), (0, 1.5),
-                            textcoords="offset points", ha="center", va="bottom", fontsize=6.2,
+                            textcoords="offset points", ha="center", va="bottom", fontsize=6.5, rotation=90,
                         )  # fmt: skip
         if not ax.patches:
             ax.text(0.5, 0.5, "no run", transform=ax.transAxes, ha="center", color=MUTED)
@@ -271,7 +271,7 @@ def bar_panels(
     for row in range(rows):  # panels of a row share their scale, which must not be fixed by the first
         drawn = [bars for _, _, bars in panels[row * columns : (row + 1) * columns]]
         ends = [p[0] + np.nan_to_num(p[1]) for bars in drawn for line in bars.values() for p in line if p]
-        axes[row, 0].set_ylim(0, 1.06 * max(ends, default=1.0))
+        axes[row, 0].set_ylim(0, (1.16 if numbers else 1.06) * max(ends, default=1.0))
     handles = [Patch(linewidth=0.5, **looks[name]) for name in names]
     figure.legend(handles, names, loc="outside upper left", ncols=math.ceil(len(names) / lines), fontsize=8)
     return figure

@@ -90,7 +90,7 @@ def draw_probabilities(item: Item, name: str, runs: Runs) -> Product:
             values.append(_plain(runs, want, kind, None if point is None else point[0]))
     looks = {method_title(method): bar_look(method) for method in NINE}
     panel = ("", "mean probability", bars)
-    figure = charts.bar_panels([panel], [KINDS], looks, columns=1, width=7.2, numbers=".2f")
+    figure = charts.bar_panels([panel], [KINDS], looks, columns=1, width=6.6, numbers=".2f")
     records = list(runs.used.values())
     caption = f"Mean probability after the last epoch on the training bags of {set_title(*each)}"
     table = Table(
@@ -140,7 +140,7 @@ def draw_run_time(item: Item, name: str, runs: Runs) -> Product:
                 unit = "seconds an epoch" if kind == "training" else "seconds"
                 values.append(_plain(runs, want, f"{kind}, {unit}", value))
     panels = []
-    for place, label in enumerate(("training, s an epoch", "testing, s")):
+    for place, label in enumerate(("training, s per epoch", "testing, s")):
         for attention, family in zip(BASELINE, FAMILIES, strict=True):
             lines: dict[str, list[charts.Point]] = {
                 method_title(m): [None if t is None else (t[place], np.nan) for t in times[m]] for m in family
@@ -163,16 +163,16 @@ def draw_run_time(item: Item, name: str, runs: Runs) -> Product:
     notes = [
         *figure_notes(runs, (each,), first=True),
         "Time is the processor's, of one thread, which other processes lengthen less than the clock's. "
-        f"Runs have {dict(TIMED)['epochs']} epochs. Testing is on the same bags for every share; the last "
-        "column is its mean.",
+        f"Training is the median of {dict(TIMED)['epochs']} epochs. Testing is on the same bags for every "
+        "share; the last column is its mean.",
     ]
     return Product(item.title, [Table(caption, header, rows, values)], figure, notes, runs)
 
 
 def _times(record: Record) -> tuple[float, float]:
-    """Return the seconds of an epoch and of testing."""
+    """Return the seconds of an epoch, the median, and of testing."""
     seconds = record.info["seconds"]
-    return seconds["fit_processor"] / record.spec["recipe_settings"]["epochs"], seconds["predict_processor"]
+    return seconds["epoch_processor"], seconds["predict_processor"]
 
 
 def _time_row(method: str, times: dict[str, list[tuple[float, float] | None]]) -> list[Cell]:
