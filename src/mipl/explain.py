@@ -61,8 +61,8 @@ class Explanation:
 
     def figure(self) -> Figure:
         """Return a heat map of a bag with coordinates, else its images or bars by attention."""
-        known = "" if self.truth is None else f"; true label {self.truth}"
-        title = f"{self.bag.id}: predicted {self.label}, confidence {self.confidence:.1%}{known}"
+        found = f"predicted {self.label}, confidence {self.confidence:.1%}"
+        found += "" if self.truth is None else f"; true label {self.truth}"
         if self.places is not None:
             drawn = heat_map(self.attention, self.places)
             note = f"instances: {len(self.attention):,}; numbers: rank by attention, where there is room"
@@ -73,7 +73,7 @@ class Explanation:
             note = "share of the attention, from the most on; #: index of the instance; dashed: all equal"
             if positives is not None and positives.any():
                 note += "; framed: of the true class"
-        return _titled(drawn, title, note)
+        return _titled(drawn, self.bag.id, found, note)
 
 
 def explain(classifier: BagClassifier, bags: Bags, ids: Sequence[str]) -> list[Explanation]:
@@ -155,12 +155,14 @@ def _images(instances: npt.NDArray[Any]) -> Floats | None:
     return pictures.transpose(0, 2, 3, 1) if pictures.shape[1] == 3 else np.asarray(pictures.mean(axis=1))
 
 
-def _titled(figure: Figure, title: str, note: str) -> Figure:
-    """Put a title and a line of explanation above a figure, making room for them."""
+def _titled(figure: Figure, title: str, found: str, note: str) -> Figure:
+    """Put a title and two lines of explanation above a figure, making room for them."""
     wide, tall = figure.get_size_inches()
-    # letters of 10 points bold are some 0.088 inches wide, those of 7 points some 0.055
-    lines = [(line, 10.0, "bold") for line in textwrap.wrap(title, int(0.94 * wide / 0.088))]
-    lines += [(line, 7.0, "normal") for line in textwrap.wrap(note, int(0.94 * wide / 0.055))]
+    lines = [
+        (line, points, weight)
+        for text, points, weight in ((title, 10.0, "bold"), (found, 8.5, "normal"), (note, 7.0, "normal"))
+        for line in textwrap.wrap(text, int(107 * wide / points))  # a letter is some 0.6 of its height wide
+    ]
     room = 0.14 + sum(1.45 * points / 72 for _, points, _ in lines)
     figure.set_size_inches(wide, tall + room)
     engine, share = figure.get_layout_engine(), tall / (tall + room)

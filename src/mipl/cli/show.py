@@ -132,7 +132,7 @@ def export(
         worst = max(checked["differences"].values())
         sizes = ", ".join(str(size) for size in checked["sizes"])
         typer.echo(
-            f"ONNX graph written to {onnx}; on random bags of {sizes} instances at most {worst:.1g} from torch"
+            f"ONNX graph written to {onnx}; on random bags of {sizes} instances at most {worst:.1g} off torch"
         )
     if card is not None:
         typer.echo(f"Model card written to {card}")

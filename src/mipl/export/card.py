@@ -74,8 +74,8 @@ def _title(info: Mapping[str, Any], classifier: BagClassifier) -> str:
         "made with": ", ".join(f"{name} {version}" for name, version in info["versions"].items()),
     }
     return (
-        f"# Model card: {info['method']['name']}\n\nWritten by mipl {mipl.__version__}. Unless said otherwise, "
-        f"numbers are from the model's own files.\n\n{_pairs(rows)}"
+        f"# Model card: {info['method']['name']}\n\nWritten by mipl {mipl.__version__}. Unless said "
+        f"otherwise, numbers are from the model's own files.\n\n{_pairs(rows)}"
     )
 
 
@@ -195,27 +195,28 @@ def _use(classifier: BagClassifier) -> str:
     return (
         "## Intended use\n\n"
         "To rank and to triage bags like those it was trained on: report confident cases, send doubtful ones "
-        "to a person (`mipl triage`). It is an aid to someone who answers for the decision, not a decision.\n\n"
+        "to a person (`mipl triage`). It is an aid to someone who answers for the decision.\n\n"
         f"About the method: {advice}\n\n"
         "Not for bags from other sources without measuring there first, not for classes that are not listed, "
-        "not as the only ground of a decision about a person. Whoever gives the model on should add here what "
-        "it was made for."
+        "not as the only ground of a decision about a person. Whoever gives the model on should add here "
+        "what it was made for."
     )
 
 
 def _limits(classifier: BagClassifier, measured: bool) -> str:
     numbers = "The measurements above hold" if measured else "Any measurement holds"
     limits = [
-        "**The candidates.** Training takes it that the true label of every bag is among its candidates. Where "
-        "annotators all miss it, the model learns the wrong label, and nothing in the training data shows it.",
+        "**The candidates.** Training takes it that the true label of every bag is among its candidates. "
+        "Where annotators all miss it the model learns a wrong label, and the training data do not show it.",
         f"**Shift.** {numbers} for bags drawn as the measured ones were. Another scanner, laboratory, "
         "population or year: measure and calibrate again.",
-        "**What a guarantee is not.** A bound on the error from `mipl triage` is a mean over reported bags, with "
-        "the chance δ of failing; it says nothing of a single bag, a class or a group, nor of other data. "
+        "**What a guarantee is not.** A bound on the error from `mipl triage` is on the mean over reported "
+        "bags, with the chance δ of failing; it says nothing of a bag, a class or a group, nor of other data. "
         "Prediction sets hold the truth on average over bags, not for each.",
-        "**Unknown classes.** The probabilities sum to one over the listed classes: a bag of none of them still "
-        "gets one of them, at times with high confidence.",
-        "**Attention** tells which instances weighed in the prediction, not why, and not that they show the class.",
+        "**Unknown classes.** The probabilities sum to one over the listed classes: a bag of none of them "
+        "still gets one of them, at times with high confidence.",
+        "**Attention**, where the method has it, tells which instances weighed in the prediction, not why, "
+        "and not that they show the class.",
     ]
     if getattr(classifier.method_, "head", None) == "sigmoid":
         k = len(classifier.classes_)

@@ -1,8 +1,8 @@
 """A trained network as an ONNX graph of one bag of any size, checked against torch before it is written.
 
-The networks work on many bags at once, by sums over segments; a graph for one bag needs none of these. So each
-kind of network is written here once more for a single bag, from its own layers, and onnxruntime has to find
-what the classifier finds.
+The networks work on many bags at once, by sums over segments; a graph for one bag needs none of these. So
+each kind of network is written here once more for a single bag, from its own layers, and onnxruntime has to
+find what the classifier finds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import mipl
 from mipl.calibration.scaling import FLOOR, Scaling
-from mipl.errors import SettingError, TrainingError
+from mipl.errors import SettingError, StorageError
 from mipl.estimators import BagClassifier
 from mipl.files import atomic_file
 from mipl.methods.fastmipl import EPS, MixedEffects
@@ -100,10 +100,8 @@ def count(values: Tensor) -> Tensor:
 def pooled(net: PooledNetwork, instances: Tensor) -> Tensor:
     """Return logits (k,) of one bag, pooled to one vector."""
     flat = net.scaling(instances).flatten(1)  # (n, d)
-    if net.pooling == "mean":
-        vector = flat.mean(dim=0)
-    else:
-        vector = torch.cat([flat.amax(dim=0), flat.amin(dim=0)])
+    mean = net.pooling == "mean"
+    vector = flat.mean(dim=0) if mean else torch.cat([flat.amax(dim=0), flat.amin(dim=0)])
     logits: Tensor = net.head(net.encoder(vector[None]))[0]
     return logits
 
@@ -142,9 +140,9 @@ def export_onnx(classifier: BagClassifier, path: Path, seed: int = 0) -> dict[st
         differences = _differences(runtime, content, classifier, with_attention, seed)
     finally:
         network.to(device)
-    worst = max(differences.values())
+    worst = float(np.max(list(differences.values())))
     if not worst <= TOLERANCE:  # a NaN is no agreement
-        raise TrainingError(
+        raise StorageError(
             f"The ONNX graph differs from torch by {worst:.2g}, above {TOLERANCE:g}: it is not written."
         )
     with atomic_file(path) as temporary:
@@ -160,16 +158,21 @@ def _graph(bag: OneBag, feature_shape: tuple[int, ...], with_attention: bool) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter, about itself
         logger.setLevel(logging.ERROR)
-        program = torch.onnx.export(
-            bag,
-            (example,),
-            input_names=["instances"],
-            output_names=["probabilities", *(["attention"] if with_attention else [])],
-            dynamic_shapes=({0: torch.export.Dim("n")},),
-            dynamo=True,
-            verbose=False,
-        )
-    logger.setLevel(level)
+        try:
+            program = torch.onnx.export(
+                bag,
+                (example,),
+                input_names=["instances"],
+                output_names=["probabilities", *(["attention"] if with_attention else [])],
+                dynamic_shapes=({0: torch.export.Dim("n")},),
+                dynamo=True,
+                verbose=False,
+            )
+        except torch.onnx.errors.OnnxExporterError as error:  # of an encoder of the user's own
+            reason = str(error.__cause__ or error).strip().splitlines()[0]
+            raise SettingError(f"torch cannot write this network as ONNX: {reason}") from error
+        finally:
+            logger.setLevel(level)
     assert program is not None
     return program.model_proto
 
@@ -201,9 +204,13 @@ def _differences(
         wanted["attention"] = classifier.attention_weights(bags)
     found = [session.run(list(wanted), {"instances": bag}) for bag in bags]
     return {
-        name: max(
-            float(np.abs(part[place] - own).max()) if part[place].shape == own.shape else np.inf
-            for part, own in zip(found, expected, strict=True)
+        name: float(  # np.max, for Python's may pass over a NaN
+            np.max(
+                [
+                    np.abs(part[place] - own).max() if part[place].shape == own.shape else np.inf
+                    for part, own in zip(found, expected, strict=True)
+                ]
+            )
         )
         for place, (name, expected) in enumerate(wanted.items())
     }

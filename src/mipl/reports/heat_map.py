@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from mipl.errors import DataError
 from mipl.reports.figures import GRID, INK, MUTED, Floats
 
-# from nearly white to nearly black over one hue, so that it also reads in grey; 48 steps stay vectors in a bar
+# From nearly white to nearly black, so that it reads in grey too; 48 steps stay vectors in a colour bar.
 HEAT = LinearSegmentedColormap.from_list("heat", ["#fdf3e7", "#fdbb84", "#d7301f", "#5b0000"], N=48)
 VECTORS = 2000  # cells up to which a figure draws them as vectors, with lines between them
 
@@ -47,7 +47,7 @@ def grid_spacing(coordinates: npt.ArrayLike) -> Spacing | None:
 
 
 def _steps(along: Floats, line: Floats) -> float | None:
-    """Return the most common step between neighbours on a line, if most patches have one at just that step."""
+    """Return the most common step between neighbours on a line, if at least half of the steps are of it."""
     order = np.lexsort((along, line))
     same = np.diff(line[order]) == 0
     steps = np.diff(along[order])[same]
