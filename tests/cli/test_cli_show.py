@@ -58,7 +58,9 @@ def test_explain_writes_and_lists_the_instances(files, tmp_path, capsys):
     assert len(lines) == 6
     assert "slide-80: " in out
     with (tmp_path / "e" / "slide-80.csv").open(newline="") as file:
-        assert [float(row["attention"]) for row in csv.DictReader(file)] == pytest.approx(attention[1].tolist())
+        assert [float(row["attention"]) for row in csv.DictReader(file)] == pytest.approx(
+            attention[1].tolist()
+        )
     code, out, _ = run(capsys, *words, "--out", tmp_path / "e", "--top", "3", "--json")
     assert code == 0
     result = json.loads(out)
@@ -86,7 +88,9 @@ def test_export_writes_a_graph_and_a_card(files, tmp_path, capsys):
     result = json.loads(out)
     assert max(result["onnx"]["differences"].values()) < 1e-4
     assert result["card"]["measured"]
-    session = onnxruntime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        (tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"]
+    )
     bag = Bags.load(files / "new.npz")[0].instances.astype(np.float32)
     (p,) = session.run(["probabilities"], {"instances": bag})
     np.testing.assert_allclose(p, mipl.load(tmp_path / "m").predict_proba([bag])[0], atol=1e-5)
@@ -106,7 +110,10 @@ def test_a_card_alone_needs_no_data(files, tmp_path, capsys):
     ("words", "sentence"),
     [
         ("explain {f}/model {f}/new.npz --bag slide-7 --out {t}/e", "no bag 'slide-7' in the data. Did you"),
-        ("explain {f}/pooled {f}/new.npz --bag slide-75 --out {t}/e", "proden has no attention over instances"),
+        (
+            "explain {f}/pooled {f}/new.npz --bag slide-75 --out {t}/e",
+            "proden has no attention over instances",
+        ),
         ("explain {f}/model {f}/new.npz --bag slide-75 --out {f}", "holds no explain.json"),
         ("explain {f} {f}/new.npz --bag slide-75 --out {t}/e", "is not a model folder"),
         ("export {f}/model", "Give what to write"),

@@ -22,7 +22,9 @@ def bags():
     made = gaussian_bags(bags=300, k=4)
     rng = np.random.default_rng(0)
     arrays = [bag.instances + 4 * rng.normal(size=bag.instances.shape) for bag in made]
-    return Bags.from_list(arrays, made.candidates, made.labels, NAMES, provenance={"dataset": "toy", "year": 7})
+    return Bags.from_list(
+        arrays, made.candidates, made.labels, NAMES, provenance={"dataset": "toy", "year": 7}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +58,13 @@ def test_the_training_data_and_the_settings_are_those_of_model_json(folder):
     assert info["trained_on"]["digest"] in data["digest"]
     for part, name in (("method", "Method"), ("recipe", "Recipe")):
         shown = dict(rows(section(card, name)))
-        assert {key: str(value) for key, value in info[part].items() if key != "name"}.items() <= shown.items()
-    assert dict(rows(section(card, "Recipe")))["mean loss in the last epoch"] == f"{info['history']['loss'][-1]:.4g}"
+        assert {
+            key: str(value) for key, value in info[part].items() if key != "name"
+        }.items() <= shown.items()
+    assert (
+        dict(rows(section(card, "Recipe")))["mean loss in the last epoch"]
+        == f"{info['history']['loss'][-1]:.4g}"
+    )
     assert "Disambiguated Attention Embedding" in section(card, "Method")  # the citation
 
 

@@ -47,7 +47,7 @@ def run(path, bag):
     return dict(zip(names, session.run(names, {"instances": bag}), strict=True))
 
 
-def check_in_torch(model):
+def check_in_torch(model, atol=1e-5):
     """Compare the single bag with the classifier, which has segments of many bags."""
     calibration = model.calibration_
     one = OneBag(model.network_, 3, None if calibration is None else calibration.scaling).eval()
@@ -56,10 +56,10 @@ def check_in_torch(model):
     for bag, p in zip(bags, model.predict_proba(bags), strict=True):
         with torch.inference_mode():
             found, *attention = one(torch.from_numpy(bag))
-        np.testing.assert_allclose(found.numpy(), p, atol=1e-5)
+        np.testing.assert_allclose(found.numpy(), p, atol=atol)
         assert bool(attention) == isinstance(model.network_, BagNetwork)
         if attention:
-            np.testing.assert_allclose(attention[0], model.attention_weights([bag])[0], atol=1e-5)
+            np.testing.assert_allclose(attention[0], model.attention_weights([bag])[0], atol=atol)
 
 
 @pytest.mark.parametrize("name", NEURAL)
@@ -77,7 +77,8 @@ def test_one_bag_alone_is_what_the_classifier_finds(name):
     ],
 )
 def test_other_settings_too(name, settings):
-    check_in_torch(fitted(name, **settings))
+    # weights that are divided by their own small deviation are less exact
+    check_in_torch(fitted(name, **settings), atol=1e-4 if "mam_order" in settings else 1e-5)
 
 
 @pytest.mark.parametrize(

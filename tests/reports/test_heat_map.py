@@ -52,7 +52,7 @@ def test_cells_lie_where_the_patches_are_and_are_as_dark_as_their_attention():
     np.testing.assert_allclose(cells.get_array(), attention * 12)
     for path, place in zip(cells.get_paths(), places, strict=True):
         np.testing.assert_allclose(path.vertices.min(axis=0), place)
-        np.testing.assert_allclose(path.vertices.max(axis=0), place + [10, 20])
+        np.testing.assert_allclose(path.vertices.max(axis=0), place + np.array([10, 20]))
     frames = [path.vertices.min(axis=0).tolist() for path in drawn(figure, "frames").get_paths()]
     assert frames == [places[11].tolist(), places[10].tolist()]
     ax = figure.axes[0]

@@ -214,7 +214,7 @@ def _limits(classifier: BagClassifier, measured: bool) -> str:
         "bags, with the chance δ of failing; it says nothing of a bag, a class or a group, nor of other data. "
         "Prediction sets hold the truth on average over bags, not for each.",
         "**Unknown classes.** The probabilities sum to one over the listed classes: a bag of none of them "
-        "still gets one of them, at times with high confidence.",
+        "still gets one, at times with high confidence.",
         "**Attention**, where the method has it, tells which instances weighed in the prediction, not why, "
         "and not that they show the class.",
     ]
