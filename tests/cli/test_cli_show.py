@@ -20,7 +20,7 @@ def files(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("show"), np.random.default_rng(0)
     spots = np.stack(np.meshgrid(np.arange(5), np.arange(4)), -1).reshape(-1, 2) * 224
     labels = rng.integers(3, size=90)
-    arrays = [rng.normal(size=(20, 4)) + 2 * y for y in labels]
+    arrays = [6 * rng.normal(size=(20, 4)) + 2 * y for y in labels]
     sets = [{int(y), int(rng.integers(3))} for y in labels]
     for name, part in {"train": slice(0, 50), "cal": slice(50, 70), "new": slice(70, 90)}.items():
         Bags.from_list(

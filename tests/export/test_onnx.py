@@ -13,6 +13,7 @@ import mipl
 from mipl import list_methods, make_classifier
 from mipl.calibration.model import Calibration
 from mipl.calibration.scaling import Scaling
+from mipl.data.bags import Bags
 from mipl.data.benchmarks import gaussian_bags
 from mipl.errors import SettingError, StorageError
 from mipl.export import onnx as export
@@ -114,15 +115,15 @@ def test_onnxruntime_finds_the_same_for_bags_of_any_size(name, tmp_path):
 
 def test_calibrated_images_and_what_the_file_says_of_itself(digits, tmp_path):
     path = tmp_path / "model.onnx"
-    plain = make_classifier("sam-cn", epochs=1).fit(digits[:30])
+    arrays = [(255 * bag.instances).astype(np.uint8) for bag in digits[:30]]
+    images = Bags.from_list(arrays, digits.candidates[:30], classes=digits.classes)
+    plain = make_classifier("sam-cn", epochs=1).fit(images)
     k = len(plain.classes_)
     model = with_scaling(plain, "vector", tuple(np.linspace(0.5, 2, k)), tuple(np.linspace(-1, 1, k)))
     export_onnx(model, path)
-    bag = digits[3].instances
-    assert bag.dtype == np.uint8
-    found = run(path, (bag / 255).astype(np.float32))
-    np.testing.assert_allclose(found["probabilities"], model.predict_proba(digits[3:4])[0], atol=1e-5)
-    np.testing.assert_allclose(found["attention"], model.attention_weights(digits[3:4])[0], atol=1e-5)
+    found = run(path, (arrays[3] / 255).astype(np.float32))
+    np.testing.assert_allclose(found["probabilities"], model.predict_proba(images[3:4])[0], atol=1e-5)
+    np.testing.assert_allclose(found["attention"], model.attention_weights(images[3:4])[0], atol=1e-5)
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     about = session.get_modelmeta().custom_metadata_map
     assert json.loads(about["classes"]) == list(digits.classes)

@@ -211,7 +211,7 @@ def _limits(classifier: BagClassifier, measured: bool) -> str:
         f"**Shift.** {numbers} for bags drawn as the measured ones were. Another scanner, laboratory, "
         "population or year: measure and calibrate again.",
         "**What a guarantee is not.** A bound on the error from `mipl triage` is on the mean over reported "
-        "bags, with the chance δ of failing; it says nothing of a bag, a class or a group, nor of other data. "
+        "bags, with the chance δ of failing; it says nothing of a bag, class or group, nor of other data. "
         "Prediction sets hold the truth on average over bags, not for each.",
         "**Unknown classes.** The probabilities sum to one over the listed classes: a bag of none of them "
         "still gets one, at times with high confidence.",

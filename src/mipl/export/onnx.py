@@ -112,7 +112,8 @@ def mixed(net: MixedEffects, instances: Tensor) -> Tensor:
     beta_u, beta_z = net.mean[:, : net.width], net.mean[:, net.width :]  # (k, L) each
     rms = beta_z.square().mean(dim=1).add(EPS).sqrt()  # (k,)
     weights, values = (h @ beta_u.T).softmax(dim=0), h @ beta_z.T / rms  # (n, k)
-    return rms * ((weights * values).sum(dim=0) - net.shift) / net.scale + net.fixed
+    logits: Tensor = rms * ((weights * values).sum(dim=0) - net.shift) / net.scale + net.fixed
+    return logits
 
 
 def export_onnx(classifier: BagClassifier, path: Path, seed: int = 0) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def heat_map(attention: npt.ArrayLike, coordinates: npt.ArrayLike, *, marked: in
     norm = PowerNorm(0.5, vmin=0, vmax=max(float(times.max()), 1.0))  # a root: few patches have most of it
     if spacing is None:
         rising = order[::-1]  # what counts most on top
-        ax.scatter(*places[rising].T, s=26, c=times[rising], cmap=HEAT, norm=norm, edgecolor=MUTED, lw=0.4)
+        x, y = places[rising].T
+        ax.scatter(x, y, s=26, c=times[rising], cmap=HEAT, norm=norm, edgecolor=MUTED, lw=0.4)
     else:
         _cells(ax, places, times, spacing, norm)
     ax.set(xlim=(low[0], high[0]), ylim=(high[1], low[1]), aspect="equal", xlabel="x", ylabel="y")
