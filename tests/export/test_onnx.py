@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import sys
 
 import numpy as np
 import onnxruntime
@@ -153,4 +154,11 @@ def test_a_nan_is_no_agreement(tmp_path, monkeypatch):
     monkeypatch.setattr(export, "weigh", lambda attention, scores: scores * float("nan"))
     with pytest.raises(StorageError, match="differs from torch by nan"):
         export_onnx(fitted("dam-cc"), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_packages_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # an import of it then fails
+    with pytest.raises(SettingError, match=r"pip install 'mipl\[onnx\]'"):
+        export_onnx(fitted("proden"), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []

@@ -145,10 +145,10 @@ def _metrics(labelled: tuple[str, Bags] | None, measured: tuple[Floats, Ints, Ba
     groups = "" if given.groups is None else f" Of each of {len(bags)} groups (patients) one bag was drawn."
     return "\n\n".join(
         [
-            f"## Measurements\n\nOn {name}: {len(bags)} bags with true labels, which the model was neither "
-            f"trained nor calibrated on (digest `{given.digest()}`).{groups} From {classes.min()} to "
-            f"{classes.max()} bags a class. Intervals: 95%, {DRAWS:,} bootstrap draws of bags; calibration "
-            "errors in 15 bins.",
+            f"## Measurements\n\nOn {name}: {len(bags)} bags with true labels (digest `{given.digest()}`), "
+            "not the set that the model was trained or calibrated on; sets are compared whole, not bag by bag."
+            f"{groups} At least {classes.min()} bags a class. Intervals: 95%, {DRAWS:,} bootstrap draws of "
+            "bags; calibration errors in 15 bins.",
             _table(("metric", "value", "95% interval"), rows),
         ]
     )
