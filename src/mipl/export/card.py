@@ -146,7 +146,7 @@ def _metrics(labelled: tuple[str, Bags] | None, measured: tuple[Floats, Ints, Ba
     return "\n\n".join(
         [
             f"## Measurements\n\nOn {name}: {len(bags)} bags with true labels (digest `{given.digest()}`), "
-            "not the set that the model was trained or calibrated on; sets are compared whole, not bag by bag."
+            "not a set that the model was trained or calibrated on; sets are compared whole, not bag by bag."
             f"{groups} At least {classes.min()} bags a class. Intervals: 95%, {DRAWS:,} bootstrap draws of "
             "bags; calibration errors in 15 bins.",
             _table(("metric", "value", "95% interval"), rows),
