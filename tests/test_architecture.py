@@ -25,6 +25,8 @@ MAY_KNOW = {
     "records": set(),
     "reports": {"records", "metrics"},
     "experiments": {"data", "nn", "methods", "training", "estimators", "metrics", "records", "reports"},
+    "explain": {"data", "estimators", "reports"},
+    "export": {"data", "nn", "methods", "estimators", "calibration", "metrics"},
     "cli": {
         "data",
         "methods",
@@ -32,6 +34,8 @@ MAY_KNOW = {
         "estimators",
         "calibration",
         "triage",
+        "explain",
+        "export",
         "metrics",
         "records",
         "experiments",
