@@ -14,6 +14,7 @@ from mipl.cli.app import (
     DataSeedOpt,
     JsonOpt,
     LabelsOpt,
+    ModelArg,
     RawOpt,
     ROpt,
     SkipMissingOpt,
@@ -21,7 +22,6 @@ from mipl.cli.app import (
     as_text,
     print_json,
 )
-from mipl.cli.trust import ModelArg
 from mipl.errors import SettingError
 
 
