@@ -6,6 +6,7 @@ import json
 import sys
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -25,11 +26,10 @@ from mipl.nn.network import BagNetwork
 
 NETWORKS = {name: METHODS[name].make().build((5,), 3) for name in list_methods()}
 NEURAL = [name for name, network in NETWORKS.items() if not isinstance(network, InstanceGP)]
-# of the methods with the same layers one: an export takes seconds, and the rest of them is marked slow
-LAYERS = {repr(NETWORKS[name]): name for name in reversed(NEURAL)}
-EACH = [
-    pytest.param(name, marks=() if name in LAYERS.values() else pytest.mark.slow, id=name) for name in NEURAL
-]
+# an export takes seconds: methods with the same layers share a graph, each with weights of its own
+LAYERS = {}
+for known in NEURAL:
+    LAYERS.setdefault(repr(NETWORKS[known]), []).append(known)
 
 
 @functools.cache
@@ -43,8 +43,8 @@ def with_scaling(model, kind, weight, bias):
     return made
 
 
-def run(path, bag):
-    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+def run(content, bag):
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, {"instances": bag}), strict=True))
 
@@ -96,22 +96,36 @@ def test_scaling_after_training_is_in_the_graph(name, scaling):
     assert np.abs(made.predict_proba(bags) - plain.predict_proba(bags)).max() > 0.01
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_onnxruntime_finds_the_same_for_bags_of_any_size(name, tmp_path):
-    model, path = fitted(name), tmp_path / "model.onnx"
+def with_weights(content, model):
+    """Return a graph of the same layers with the weights of ``model``."""
+    graph, state = onnx.load_from_string(content), OneBag(model.network_, 3, None).state_dict()
+    found = {value.name: value for value in graph.graph.initializer}
+    assert {name for name in state if name.startswith("network.")} <= set(found)  # none is folded away
+    for name in set(state) & set(found):
+        found[name].CopyFrom(onnx.numpy_helper.from_array(state[name].numpy(), name))
+    return graph.SerializeToString()
+
+
+@pytest.mark.parametrize("names", LAYERS.values(), ids="+".join)
+def test_onnxruntime_finds_the_same_for_bags_of_any_size(names, tmp_path):
+    model, path = fitted(names[0]), tmp_path / "model.onnx"
     checked = export_onnx(model, path)
     assert checked["sizes"] == list(SIZES)
     assert max(checked["differences"].values()) <= TOLERANCE
     assert ("attention" in checked["differences"]) == isinstance(model.network_, BagNetwork)
-    rng = np.random.default_rng(3)
-    for size in (1, 3, 64):  # sizes that the export itself did not look at
-        bag = rng.normal(size=(size, 5)).astype(np.float32)
-        found = run(path, bag)
-        assert found["probabilities"].shape == (3,)
-        np.testing.assert_allclose(found["probabilities"], model.predict_proba([bag])[0], atol=1e-5)
-        if "attention" in found:
-            np.testing.assert_allclose(found["attention"], model.attention_weights([bag])[0], atol=1e-5)
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]  # weights are inside
+    content, rng = path.read_bytes(), np.random.default_rng(3)
+    for name in names:
+        other = fitted(name)
+        if other is not model:
+            content = with_weights(content, other)
+        for size in (1, 3, 64):  # sizes that the export itself did not look at
+            bag = rng.normal(size=(size, 5)).astype(np.float32)
+            found = run(content, bag)
+            assert found["probabilities"].shape == (3,)
+            np.testing.assert_allclose(found["probabilities"], other.predict_proba([bag])[0], atol=1e-5)
+            if "attention" in found:
+                np.testing.assert_allclose(found["attention"], other.attention_weights([bag])[0], atol=1e-5)
 
 
 def test_calibrated_images_and_what_the_file_says_of_itself(digits, tmp_path):
@@ -122,7 +136,7 @@ def test_calibrated_images_and_what_the_file_says_of_itself(digits, tmp_path):
     k = len(plain.classes_)
     model = with_scaling(plain, "vector", tuple(np.linspace(0.5, 2, k)), tuple(np.linspace(-1, 1, k)))
     export_onnx(model, path)
-    found = run(path, (arrays[3] / 255).astype(np.float32))
+    found = run(path.read_bytes(), (arrays[3] / 255).astype(np.float32))
     np.testing.assert_allclose(found["probabilities"], model.predict_proba(images[3:4])[0], atol=1e-5)
     np.testing.assert_allclose(found["attention"], model.attention_weights(images[3:4])[0], atol=1e-5)
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
@@ -143,17 +157,15 @@ def test_what_is_no_network_is_refused(tmp_path):
 
 
 def test_a_graph_that_differs_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "TOLERANCE", 0.01)
-    monkeypatch.setattr(export, "weigh", lambda attention, scores: (scores * 3).softmax(dim=0))
-    with pytest.raises(StorageError, match=r"differs from torch by .*, above 0.01: it is not written"):
-        export_onnx(fitted("dam-cc"), tmp_path / "model.onnx")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_nan_is_no_agreement(tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "weigh", lambda attention, scores: scores * float("nan"))
-    with pytest.raises(StorageError, match="differs from torch by nan"):
-        export_onnx(fitted("dam-cc"), tmp_path / "model.onnx")
+    """A NaN is no agreement."""
+    model = fitted("proden")
+    graph = export._graph(OneBag(model.network_, 3, None).eval(), (5,), False)
+    (bias,) = (known for known in graph.graph.initializer if known.name == "network.head.bias")
+    monkeypatch.setattr(export, "_graph", lambda *_: graph)
+    for value, difference in ((9.0, r"0\.\d+"), (np.nan, "nan")):
+        bias.CopyFrom(onnx.numpy_helper.from_array(np.float32([value, 0, 0]), bias.name))
+        with pytest.raises(StorageError, match=rf"from torch by {difference}, above 0.0001: it is not writ"):
+            export_onnx(model, tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -228,7 +228,11 @@ def _limits(classifier: BagClassifier, measured: bool) -> str:
 
 
 def _pairs(rows: Mapping[str, Any], what: str = "") -> str:
-    return _table((what, "value" if what else ""), [(name, str(value)) for name, value in rows.items()])
+    cells = [
+        (name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+        for name, value in rows.items()
+    ]
+    return _table((what, "value" if what else ""), cells)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -68,7 +68,10 @@ def attended(net: BagNetwork, instances: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits (k,) and attention (n,) of one bag."""
     h = net.encoder(net.scaling(instances))  # (n, L)
     weights = weigh(net.attention, net.score(h))  # (n,)
-    logits: Tensor = net.head(weights @ h)  # Eq. 13
+    z = (weights @ h)[
+        None
+    ]  # (1, L), Eq. 13; as a batch of one: torch would fold the head's weights otherwise
+    logits: Tensor = net.head(z)[0]
     return logits, weights
 
 
