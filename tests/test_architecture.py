@@ -25,6 +25,7 @@ MAY_KNOW = {
     "records": set(),
     "reports": {"records", "metrics"},
     "experiments": {"data", "nn", "methods", "training", "estimators", "metrics", "records", "reports"},
+    "serve": {"data", "estimators", "calibration", "triage", "metrics"},
     "cli": {
         "data",
         "methods",
@@ -36,6 +37,7 @@ MAY_KNOW = {
         "records",
         "experiments",
         "reports",
+        "serve",
     },
 }
 FILES = sorted(ROOT.rglob("*.py"))
