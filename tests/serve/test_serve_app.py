@@ -66,7 +66,11 @@ def test_every_kind_of_body_is_answered_as_the_model_answers(client):
     assert [row["label"] for row in answer.json()["predictions"]] == [NAMES[j] for j in p.argmax(axis=1)]
     got = [row["probabilities"] for row in answer.json()["predictions"]]
     assert np.allclose(got, p, atol=1e-6)
-    for body, kind in ((npy(arrays[0]), NPY), (h5(features=arrays[0]), HDF5), (h5(feats=arrays[0][None]), HDF5)):
+    for body, kind in (
+        (npy(arrays[0]), NPY),
+        (h5(features=arrays[0]), HDF5),
+        (h5(feats=arrays[0][None]), HDF5),
+    ):
         (row,) = post(client, body, kind).json()["predictions"]
         assert np.allclose(row["probabilities"], p[0], atol=1e-6)
         assert row["confidence"] == max(row["probabilities"])
@@ -79,7 +83,9 @@ def test_bad_values_are_refused_with_the_sentences_of_bags(client):
     good = [[0.0] * D, [1.0] * D]
     for value in (float("nan"), float("inf")):
         bad = [[0.0] * D, [value] + [0.0] * (D - 1)]
-        refused(post(client, json.dumps({"bags": [good, bad]})), 422, "Bag '1' has a NaN, infinite or too large")
+        refused(
+            post(client, json.dumps({"bags": [good, bad]})), 422, "Bag '1' has a NaN, infinite or too large"
+        )
         refused(post(client, npy(np.array(bad)), NPY), 422, "Bag '0' has a NaN, infinite or too large")
         refused(post(client, h5(features=np.array(bad)), HDF5), 422, "has a NaN, infinite or too large value")
     refused(post(client, b'{"bags": [[[1e999]]]}'), 422, "too large value")
@@ -130,7 +136,10 @@ def test_an_array_that_is_not_there_is_not_made(client):
     text = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000, 1000000), }"
     head = b"\x93NUMPY\x01\x00" + (len(text) + 1).to_bytes(2, "little") + text + b"\n"
     refused(post(client, head + b"0" * 64, NPY), 400, "not the size of what follows")
-    for dataset in ({"shape": (10**6, 10**4), "compression": "gzip"}, {"shape": (2, D), "chunks": (10**4, 10**4)}):
+    for dataset in (
+        {"shape": (10**6, 10**4), "compression": "gzip"},
+        {"shape": (2, D), "chunks": (10**4, 10**4)},
+    ):
         file = io.BytesIO()
         with h5py.File(file, "w") as store:
             store.create_dataset("features", dtype="f8", maxshape=(None, None), **dataset)
@@ -232,7 +241,9 @@ def test_a_failure_is_no_traceback_to_the_client(monkeypatch, caplog):
         raise ZeroDivisionError("secret detail")
 
     monkeypatch.setattr(type(small_model()), "predict_proba", fail)
-    with TestClient(app_of(small_model()), base_url="http://localhost", raise_server_exceptions=False) as client:
+    with TestClient(
+        app_of(small_model()), base_url="http://localhost", raise_server_exceptions=False
+    ) as client:
         answer = post(client, json.dumps({"bags": [[[0.0] * D]]}))
     assert "secret" not in refused(answer, 500, "its log says why")
     assert any(record.exc_info and "secret" in str(record.exc_info[1]) for record in caplog.records)
@@ -270,7 +281,11 @@ def test_no_json_breaks_it(client, content):
 def test_no_damage_breaks_it(client, kind, data):
     """Good bodies with some bytes changed or cut off: an answer or a sentence, never a failure."""
     array = np.zeros((2, D), dtype=np.float32)
-    bodies = {JSON: json.dumps({"bags": [array.tolist()]}).encode(), NPY: npy(array), HDF5: h5(features=array)}
+    bodies = {
+        JSON: json.dumps({"bags": [array.tolist()]}).encode(),
+        NPY: npy(array),
+        HDF5: h5(features=array),
+    }
     body = bytearray(bodies[kind])
     for place in data.draw(st.lists(st.integers(0, min(len(body), 600) - 1), max_size=4)):
         body[place] = data.draw(st.integers(0, 255))

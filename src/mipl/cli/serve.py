@@ -33,9 +33,7 @@ def serve(
     ] = None,
     max_bytes: Annotated[int, typer.Option("--max-bytes", help="Size of a request's body.")] = 16 * 2**20,
     max_bags: Annotated[int, typer.Option("--max-bags", help="Bags in a request.")] = 1000,
-    max_instances: Annotated[
-        int, typer.Option("--max-instances", help="Instances in a request.")
-    ] = 100_000,
+    max_instances: Annotated[int, typer.Option("--max-instances", help="Instances in a request.")] = 100_000,
     timeout: Annotated[
         float, typer.Option("--timeout", help="Seconds to send a request, and again to answer it.")
     ] = 30.0,

@@ -8,7 +8,6 @@ import contextlib
 import html
 import importlib.resources
 import json
-import math
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import mipl
-from mipl.errors import DataError, MiplError, StorageError
+from mipl.errors import MiplError, StorageError
 from mipl.estimators import BagClassifier
 from mipl.serve.board import Board
 from mipl.serve.bodies import HDF5, JSON, NPY, Limits, RefusedError, parse_json, read_bags
@@ -109,7 +108,7 @@ def make_app(
     @app.post(
         "/predict",
         summary="The label, confidence and probabilities of each bag",
-        description="A bag is instances × features. JSON: `{\"bags\": [[[…], …], …], \"ids\": […]}`; an `.npy` "
+        description='A bag is instances × features. JSON: `{"bags": [[[…], …], …], "ids": […]}`; an `.npy` '
         "array of one bag, or of several with one more dimension; an HDF5 file with one bag as `features`.",
         responses=_says(400, 401, 408, 413, 415, 422, 503),
         openapi_extra={"requestBody": _predict_body()},
@@ -182,7 +181,7 @@ def _add_reviews(
         if not named or content.keys() != {"bag_id", "label"}:
             raise RefusedError(422, "A review has 'bag_id', a text, and 'label', a class or null.")
         # its own thread: a review waits for no prediction, and once begun it is not given up
-        await asyncio.get_running_loop().run_in_executor(writer, reviews.add, bag_id, label)
+        await asyncio.get_running_loop().run_in_executor(writer, lambda: reviews.add(str(bag_id), label))
         return {"bag_id": bag_id, "label": label, "reviewed": len(reviews.labels())}
 
     @app.get(
@@ -282,7 +281,8 @@ def _says(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI entries of refusals: one sentence each."""
     schema = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
     return {
-        status: {"description": STATUSES[status], "content": {JSON: {"schema": schema}}} for status in statuses
+        status: {"description": STATUSES[status], "content": {JSON: {"schema": schema}}}
+        for status in statuses
     }
 
 
@@ -292,7 +292,11 @@ def _predict_body() -> dict[str, Any]:
     bags = {
         "type": "object",
         "properties": {
-            "bags": {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 1, "items": numbers}},
+            "bags": {
+                "type": "array",
+                "minItems": 1,
+                "items": {"type": "array", "minItems": 1, "items": numbers},
+            },
             "ids": {"type": "array", "items": {"type": "string", "minLength": 1}},
         },
         "required": ["bags"],
@@ -343,4 +347,4 @@ def _docs(app: FastAPI) -> Callable[[], Any]:
 
 DOCS = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>mipl: HTTP interface</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,"></head>
-<body><h1>mipl</h1><p>As a document for programs: <a href="/openapi.json">openapi.json</a>.</p>{body}</body></html>"""
+<body><h1>mipl</h1><p>For programs: <a href="/openapi.json">openapi.json</a>.</p>{body}</body></html>"""

@@ -27,7 +27,7 @@ Array = NDArray[Any]
 
 
 class Board:
-    """Bags, the model's probabilities (m, k) of them and, where the bags have labels, how often it is right."""
+    """Bags, what a model says of them and, where they have labels, how often it is right."""
 
     def __init__(self, model: BagClassifier, bags: Bags) -> None:
         self.model, self.bags = model, bags
@@ -75,8 +75,8 @@ class Board:
     def _measured(self) -> list[dict[str, Any]] | None:
         """Return for each confidence, from the top, what a threshold there reports and how much is wrong.
 
-        Of a group (patient) one bag counts, as in ``mipl triage``; the bound is for a threshold that was fixed
-        before these labels were looked at.
+        Of a group (patient) one bag counts, as in ``mipl triage``; the bound is for a threshold that was
+        fixed before these labels were looked at.
         """
         if self.truth is None:
             return None
@@ -138,7 +138,7 @@ class Board:
     def table(self, reviews: dict[str, str]) -> str:
         """Return the label table (CSV) that ``mipl fit --labels`` takes: a reviewer's label is the candidate.
 
-        Bags that nobody reviewed keep the candidate sets that they came with; without those they are left out.
+        Bags that nobody reviewed keep the candidate sets that they came with; without, they are left out.
         """
         ids = self.bags.ids.tolist()
         if self.bags.candidates is None:
@@ -160,7 +160,7 @@ class Board:
 
 
 def _picture(instance: Array) -> dict[str, Any]:
-    """Return an image (h, w), (1, h, w) or (3, h, w) as bytes for a canvas, or the first values of a vector."""
+    """Return an image (h, w), (1, h, w) or (3, h, w) as bytes for a canvas, or a vector's first values."""
     values = np.asarray(instance, dtype=np.float64)
     if values.ndim == 1:
         return {"values": values[:FEATURES].tolist(), "features": len(values)}

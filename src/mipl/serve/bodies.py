@@ -56,7 +56,9 @@ def read_bags(body: bytes, kind: str, feature_shape: tuple[int, ...], limits: Li
         )
     if not body:
         raise RefusedError(400, "The body is empty: send at least one bag.")
-    arrays, ids = _read_json(body) if known == JSON else (_read_array(body, known, feature_shape, limits), None)
+    arrays, ids = (
+        _read_json(body) if known == JSON else (_read_array(body, known, feature_shape, limits), None)
+    )
     check_counts(arrays, limits)
     return Bags.from_list(arrays, ids=ids)
 
@@ -76,7 +78,9 @@ def parse_json(body: bytes) -> dict[str, Any]:
 def check_counts(arrays: list[Any], limits: Limits) -> None:
     """Raise an error if there are too many bags or instances."""
     if len(arrays) > limits.bags:
-        raise RefusedError(413, f"There are {len(arrays)} bags, above the limit of {limits.bags}: send fewer.")
+        raise RefusedError(
+            413, f"There are {len(arrays)} bags, above the limit of {limits.bags}: send fewer."
+        )
     count = sum(len(array) for array in arrays if isinstance(array, list) or array.ndim)
     if count > limits.instances:
         raise RefusedError(
@@ -88,13 +92,17 @@ def _read_json(body: bytes) -> tuple[list[Any], list[str] | None]:
     content = parse_json(body)
     bags, ids = content.get("bags"), content.get("ids")
     if unknown := content.keys() - {"bags", "ids"}:
-        raise RefusedError(422, f"The field {min(unknown)[:80]!r} is not known: send 'bags' and perhaps 'ids'.")
+        raise RefusedError(
+            422, f"The field {min(unknown)[:80]!r} is not known: send 'bags' and perhaps 'ids'."
+        )
     if not isinstance(bags, list) or not all(isinstance(bag, list) for bag in bags):
         raise RefusedError(422, "The field 'bags' must be a list of bags, each a list of instances.")
     if ids is None:
         return bags, None
     if not isinstance(ids, list) or not all(isinstance(bag, str) and bag for bag in ids):
-        raise RefusedError(422, "The field 'ids' must be a list of texts that are not empty, one for each bag.")
+        raise RefusedError(
+            422, "The field 'ids' must be a list of texts that are not empty, one for each bag."
+        )
     return bags, ids
 
 
@@ -122,7 +130,8 @@ def _read_npy(body: bytes) -> Array:
         raise RefusedError(422, f"The array is of type {str(dtype)[:80]}: send numbers, no Python objects.")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(body) - file.tell():
         raise RefusedError(
-            400, f"The array's header says {str(shape)[:80]} of {dtype}, which is not the size of what follows."
+            400,
+            f"The array's header says {str(shape)[:80]} of {dtype}, which is not the size of what follows.",
         )
     file.seek(0)
     array: Array = np.load(file, allow_pickle=False)
@@ -165,7 +174,9 @@ def _read_dataset(stored: Any, limits: Limits) -> Array:
             raise RefusedError(413, f"The array unpacks to {size} bytes, above the limit of {limits.bytes}.")
     plist = stored.id.get_create_plist()
     if not {plist.get_filter(i)[0] for i in range(plist.get_nfilters())} <= FILTERS:
-        raise RefusedError(422, "The array is compressed by a filter that is not read here: use gzip or none.")
+        raise RefusedError(
+            422, "The array is compressed by a filter that is not read here: use gzip or none."
+        )
     array = np.asarray(stored[()])
     # some tools write a leading dimension of one
     return array[0] if array.ndim == 3 and len(array) == 1 else array

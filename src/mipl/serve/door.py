@@ -1,4 +1,4 @@
-"""What every request passes: its host, its token, a line in the log, and headers that forbid other sources."""
+"""What every request passes: checks of host and token, a line in the log, headers against other sources."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 LOG = logging.getLogger("mipl.serve")
 OPEN = {"/health", "/", "/page.js", "/page.css"}  # they hold no data, and the page asks for the token itself
 HEADERS = [
-    (b"content-security-policy", b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-     b"img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
-]  # fmt: skip
+]
 
 
 class JsonLines(logging.Formatter):
@@ -26,8 +29,9 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
+        when = time.gmtime(record.created)
         line: dict[str, Any] = {
-            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', when)}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "event": record.getMessage(),
             **getattr(record, "fields", {}),

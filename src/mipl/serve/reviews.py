@@ -68,7 +68,9 @@ class Reviews:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         with self._lock:
             try:
-                self._file.execute("INSERT INTO reviews (bag_id, label, at) VALUES (?, ?, ?)", (bag, label, now))
+                self._file.execute(
+                    "INSERT INTO reviews (bag_id, label, at) VALUES (?, ?, ?)", (bag, label, now)
+                )
             except sqlite3.Error as error:
                 raise StorageError(f"The review could not be written: {error}.") from error
             self._labels.pop(bag, None)
