@@ -27,7 +27,8 @@ def client(tmp_path):
 
 
 def said(client, bag, label):
-    return client.post("/reviews", json={"bag_id": bag, "label": label})
+    body = json.dumps({"bag_id": bag, "label": label})
+    return client.post("/reviews", content=body, headers={"content-type": "application/json"})
 
 
 def test_a_review_is_in_the_file_when_it_is_acknowledged(client, tmp_path):

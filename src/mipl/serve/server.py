@@ -22,6 +22,19 @@ PATIENCE = 10  # seconds that requests in progress have at the end
 SHORTEST_TOKEN = 16
 
 
+class Announced(uvicorn.Server):
+    """A server that says when it can be reached."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections."""
+        await super().startup(sockets)
+        self.ready()
+
+
 def is_local(host: str) -> bool:
     """Return whether an address is reached from this machine only."""
     try:
@@ -74,11 +87,16 @@ def run(app: FastAPI, listening: socket.socket, ready: Callable[[str], None]) ->
         proxy_headers=False,
     )
     host, port = listening.getsockname()[:2]
-    # uvicorn sends the signal again once it is done; by then the end was orderly, and its code is 0
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    server = Announced(config, lambda: ready(f"http://{f'[{host}]' if ':' in host else host}:{port}"))
+
+    def stop(*_: object) -> None:
+        server.should_exit = True
+
+    # for a signal before uvicorn listens to them, and the same one that it sends again when it is done: by
+    # then the end was orderly, and its code is 0
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         with listening, contextlib.suppress(KeyboardInterrupt):
-            ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-            uvicorn.Server(config).run(sockets=[listening])
+            server.run(sockets=[listening])
     finally:
         signal.signal(signal.SIGTERM, before)
