@@ -33,11 +33,10 @@ def served(folder: Path):
     half = len(bags) // 2
     mipl.CDLClassifier(epochs=5).fit(bags[:half]).save(folder / "model")
     bags[half:].save(folder / "bags.npz")
-    words = ["serve", folder / "model", "--data", folder / "bags.npz", "--reviews", folder / "r.sqlite", "--port", 0]
+    data = ["--data", folder / "bags.npz", "--reviews", folder / "r.sqlite"]
+    words = [sys.executable, "-m", "mipl.cli", "serve", folder / "model", *data, "--port", 0]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mipl.cli", *map(str, words)], stdout=subprocess.PIPE, stderr=log, text=True
-        )
+        process = subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             yield process.stdout.readline().split()[-1]
         finally:
@@ -76,10 +75,11 @@ async def load(address: str, clients: int, seconds: float) -> dict:
 
 
 def hostile(address: str) -> int:
-    """Run Schemathesis on the OpenAPI document and return its exit code; 5xx and undocumented answers fail."""
+    """Run Schemathesis on the OpenAPI document and return its exit code; undocumented answers fail."""
     command = shutil.which("schemathesis") or str(Path(sys.executable).with_name("schemathesis"))
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-    return subprocess.run([command, "run", f"{address}/openapi.json", "--checks", checks, "--max-examples", "50"]).returncode
+    words = [command, "run", f"{address}/openapi.json", "--checks", checks, "--max-examples", "50"]
+    return subprocess.run(words).returncode
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ import json
 import logging
 import pickle
 import re
+import threading
 import zipfile
 
 import h5py
@@ -198,8 +199,6 @@ def test_limits_are_numbers_above_0(value):
 
 
 def test_an_answer_that_takes_too_long_is_given_up(monkeypatch):
-    import threading
-
     model, gate = small_model(), threading.Event()
     plain = type(model).predict_proba
     with TestClient(app_of(model, limits=Limits(seconds=0.2)), base_url="http://localhost") as client:

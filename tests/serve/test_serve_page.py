@@ -1,13 +1,12 @@
 """The review page in a real browser, by keyboard alone: slider, ten reviews, export, and the next fit."""
 
 import csv
+import math
 import shutil
 
 import pytest
-from served import NAMES
-from test_serve_process import BAGS, files, serving  # noqa: F401 (a fixture)
+from served import NAMES, noisy_bags, save_files, serving, small_model
 
-import mipl
 from mipl.cli import main
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -16,7 +15,13 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
 ]
+BAGS = noisy_bags(120, 160)
 WAIT = 120_000  # milliseconds; a busy machine is no failure
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return save_files(tmp_path_factory.mktemp("page"), BAGS)
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +32,9 @@ def browser():
         browser.close()
 
 
-def opened(browser, address, width, height):
+def opened(browser, address):
     """Return the page, and lists of what it asked for and what it complained of."""
-    page = browser.new_page(viewport={"width": width, "height": height}, accept_downloads=True)
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, accept_downloads=True)
     page.set_default_timeout(WAIT)
     asked, complaints = [], []
     page.on("request", lambda request: asked.append(request.url))
@@ -44,26 +49,34 @@ def shows(page, selector, text):
     playwright.expect(page.locator(selector)).to_have_text(text, timeout=WAIT)
 
 
+def rows(page, count, cell=""):
+    playwright.expect(page.locator(f"#bags tr {cell}".strip())).to_have_count(count, timeout=WAIT)
+
+
+def percent(share):
+    """As the page rounds: half up, where Python would round half to even."""
+    return f"{math.floor(1000 * share + 0.5 + 1e-9) / 10:.1f}%"
+
+
 def figures(threshold):
-    """What the page should say at a threshold, by the library alone."""
-    p = mipl.load(figures.model).predict_proba(BAGS)
+    """Return what the page should say at a threshold, by the library alone, and how many it reports."""
+    p = small_model().predict_proba(BAGS)
     confidence, correct = p.max(axis=1), p.argmax(axis=1) == BAGS.labels
     above = confidence >= threshold
     return {
-        "#coverage": f"{100 * above.mean():.1f}%",
-        "#expected": f"{100 * (1 - confidence[above]).mean():.1f}%",
-        "#measured": f"{100 * (1 - correct[above].mean()):.1f}%",
+        "#coverage": percent(above.mean()),
+        "#expected": percent((1 - confidence[above]).mean()),
+        "#measured": percent(1 - correct[above].mean()),
     }, int(above.sum())
 
 
-def test_a_reviewer_s_day(browser, files, tmp_path):  # noqa: F811
-    figures.model = files / "model"
+def test_a_reviewer_s_day(browser, files, tmp_path):
     with serving(files, tmp_path / "r.sqlite") as (_, address):
-        page, asked, complaints = opened(browser, address, 1280, 900)
+        page, asked, complaints = opened(browser, address)
 
         page.locator("#threshold").focus()
         page.keyboard.press("Home")
-        for _ in range(100):  # 100 steps of 0.005
+        for _ in range(100):  # steps of 0.005
             page.keyboard.press("ArrowRight")
         shows(page, "#at", "50.0%")
         expected, reported = figures(0.5)
@@ -73,18 +86,17 @@ def test_a_reviewer_s_day(browser, files, tmp_path):  # noqa: F811
         page.keyboard.press("+")
         shows(page, "#at", "51.0%")
         page.keyboard.press("-")
-        playwright.expect(page.locator("#bags td.report")).to_have_count(reported, timeout=WAIT)
+        shows(page, "#at", "50.0%")
+        rows(page, reported, "td.report")
 
-        page.keyboard.press("F2")  # only those for review
-        playwright.expect(page.locator("#bags tr")).to_have_count(len(BAGS) - reported, timeout=WAIT)
-        page.keyboard.press("F2")
-        playwright.expect(page.locator("#bags tr")).to_have_count(reported, timeout=WAIT)
-        page.keyboard.press("F2")
+        for count in (len(BAGS) - reported, reported, len(BAGS)):  # for review, to report, all
+            page.keyboard.press("F2")
+            rows(page, count)
 
         page.evaluate("document.activeElement.blur()")
-        for number in range(20):
+        for _ in BAGS:
             page.keyboard.press("ArrowUp")
-        doubtful = [row.inner_text() for row in page.locator("#bags td:first-child").all()[:10]]
+        doubtful = page.locator("#bags td:first-child").all_inner_texts()[:10]
         for number in range(10):
             page.keyboard.press(str(1 + number % 4))
         shows(page, "#progress", f"10 of {len(BAGS)} bags reviewed")
@@ -101,13 +113,13 @@ def test_a_reviewer_s_day(browser, files, tmp_path):  # noqa: F811
         assert complaints == []
         assert {url.split("/")[2] for url in asked if url.startswith("http")} == {address}
         page.close()
-    rows = {row["bag_id"]: row["candidates"] for row in csv.DictReader(table.read_text().splitlines())}
-    assert [rows[bag] for bag in doubtful] == [NAMES[number % 4] for number in range(10)]
-    words = ["fit", files / "bags.npz", "--labels", table, "--out", tmp_path / "m", "--set", "epochs=1", "--json"]
+    said = {row["bag_id"]: row["candidates"] for row in csv.DictReader(table.read_text().splitlines())}
+    assert [said[bag] for bag in doubtful] == [NAMES[number % 4] for number in range(10)]
+    words = ["fit", files / "bags.npz", "--labels", table, "--out", tmp_path / "m", "--set", "epochs=1"]
     assert main([str(word) for word in words]) == 0
 
 
-def test_a_narrow_screen_and_a_token(browser, files, tmp_path, monkeypatch):  # noqa: F811
+def test_a_narrow_screen_and_a_token(browser, files, tmp_path):
     with serving(files, tmp_path / "r.sqlite", "--token", "a-long-enough-token") as (_, address):
         page = browser.new_page(viewport={"width": 390, "height": 844})
         page.set_default_timeout(WAIT)
@@ -116,6 +128,5 @@ def test_a_narrow_screen_and_a_token(browser, files, tmp_path, monkeypatch):  # 
         page.keyboard.type("a-long-enough-token")  # the field has the focus
         page.keyboard.press("Enter")
         page.wait_for_selector("#instances figure")
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        assert wide <= 390
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.close()

@@ -177,6 +177,4 @@ def _read_dataset(stored: Any, limits: Limits) -> Array:
         raise RefusedError(
             422, "The array is compressed by a filter that is not read here: use gzip or none."
         )
-    array = np.asarray(stored[()])
-    # some tools write a leading dimension of one
-    return array[0] if array.ndim == 3 and len(array) == 1 else array
+    return np.asarray(stored[()])
