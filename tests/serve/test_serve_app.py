@@ -80,6 +80,22 @@ def test_every_kind_of_body_is_answered_as_the_model_answers(client):
     assert np.allclose(got, small_model().predict_proba(list(several)), atol=1e-6)
 
 
+def test_images(digits):
+    """(n, h, w) is a bag, also with n = 1, and (m, n, h, w) are m bags."""
+    model = mipl.CDLClassifier(epochs=1).fit(digits[:20])
+    bag = digits[0].instances
+    with TestClient(app_of(model), base_url="http://localhost") as client:
+        for array, kind, bags in (
+            (bag, NPY, [bag]),
+            (bag[:1], NPY, [bag[:1]]),
+            (np.stack([bag[:2], bag[2:4]]), NPY, [bag[:2], bag[2:4]]),
+            (bag[:1], HDF5, [bag[:1]]),
+        ):
+            answer = post(client, npy(array) if kind == NPY else h5(features=array), kind)
+            got = [row["probabilities"] for row in answer.json()["predictions"]]
+            assert np.allclose(got, model.predict_proba(bags), atol=1e-6)
+
+
 def test_bad_values_are_refused_with_the_sentences_of_bags(client):
     good = [[0.0] * D, [1.0] * D]
     for value in (float("nan"), float("inf")):

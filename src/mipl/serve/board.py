@@ -44,6 +44,7 @@ class Board:
             self.warning = (
                 "The model was trained or calibrated on these bags: it looks better here than it is."
             )
+        self.measured, self.reliability = self._measured(), self._reliability()
 
     def overview(self, reviews: dict[str, str]) -> dict[str, Any]:
         """Return every bag in a line, the most doubtful first, and what is known of the error."""
@@ -68,8 +69,8 @@ class Board:
             "bags": rows,
             "delta": DELTA,
             "warning": self.warning,
-            "measured": self._measured(),
-            "reliability": self._reliability(),
+            "measured": self.measured,
+            "reliability": self.reliability,
         }
 
     def _measured(self) -> list[dict[str, Any]] | None:

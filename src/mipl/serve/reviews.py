@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import sqlite3
 import threading
@@ -27,12 +28,16 @@ class Reviews:
     def __init__(self, path: Path, ids: Collection[str], classes: Collection[str]) -> None:
         self.path, self._ids, self._classes = path, frozenset(ids), tuple(classes)
         self._lock = threading.Lock()
-        try:
-            self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._prepare()
-        except sqlite3.Error as error:
-            raise StorageError(f"{path} cannot be used as a file of reviews: {error}.") from error
-        self._labels = self._read()
+        with contextlib.ExitStack() as opened:
+            try:
+                # isolation_level None: every statement is committed when it returns
+                self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+                opened.callback(self._file.close)
+                self._prepare()
+                self._labels = self._read()
+            except sqlite3.Error as error:
+                raise StorageError(f"{path} cannot be used as a file of reviews: {error}.") from error
+            opened.pop_all()
 
     def _prepare(self) -> None:
         version = self._file.execute("PRAGMA user_version").fetchone()[0]
