@@ -27,6 +27,7 @@ MAY_KNOW = {
     "experiments": {"data", "nn", "methods", "training", "estimators", "metrics", "records", "reports"},
     "explain": {"data", "estimators", "reports"},
     "export": {"data", "nn", "methods", "estimators", "calibration", "metrics"},
+    "serve": {"data", "estimators", "calibration", "triage", "metrics"},
     "cli": {
         "data",
         "methods",
@@ -40,6 +41,7 @@ MAY_KNOW = {
         "records",
         "experiments",
         "reports",
+        "serve",
     },
 }
 FILES = sorted(ROOT.rglob("*.py"))
