@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import threading
 from urllib.parse import urlsplit
 
 import h5py
@@ -17,6 +18,7 @@ from mipl.data.benchmarks import gaussian_bags
 from mipl.serve.app import make_app
 from mipl.serve.board import Board
 from mipl.serve.reviews import Reviews
+from mipl.serve.server import Announced, configured, listen
 
 NAMES = ["ash", "birch", "cedar", "elm"]
 
@@ -61,6 +63,22 @@ def save_files(folder, bags):
     small_model().save(folder / "model")
     bags.save(folder / "bags.npz")
     return folder
+
+
+@contextlib.contextmanager
+def in_a_thread(app):
+    """Yield the address of an app that a thread serves: a process of its own takes seconds to start."""
+    ready = threading.Event()
+    server = Announced(configured(app), ready.set)
+    with listen("127.0.0.1", 0) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            assert ready.wait(60)
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import pickle
 import re
 import threading
 import zipfile
+import zlib
 
 import h5py
 import numpy as np
@@ -161,6 +162,16 @@ def test_an_array_that_is_not_there_is_not_made(client):
         with h5py.File(file, "w") as store:
             store.create_dataset("features", dtype="f8", maxshape=(None, None), **dataset)
         refused(post(client, file.getvalue(), HDF5), 413, "unpacks to")
+
+
+@pytest.mark.parametrize("way", ["gzip", "lzf"])
+def test_nothing_compressed_is_unpacked(client, way):
+    """The header of a chunk may say 80 bytes and its content be a gigabyte of zeros."""
+    file = io.BytesIO()
+    with h5py.File(file, "w") as store:
+        store.create_dataset("features", data=np.zeros((2, D)), compression=way)
+        store["features"].id.write_direct_chunk((0, 0), zlib.compress(b"\0" * 2**20))
+    refused(post(client, file.getvalue(), HDF5), 422, "without compression")
 
 
 def test_no_file_that_a_body_names_is_opened(client, tmp_path):

@@ -9,11 +9,12 @@ import sqlite3
 import threading
 
 import pytest
-from served import NAMES, log_of, noisy_bags, save_files, serving
+from served import NAMES, app_of, in_a_thread, log_of, noisy_bags, save_files, serving, small_model
 
 import mipl
 from mipl.cli import main
-from mipl.serve.server import check_token, is_local, listen
+from mipl.serve.bodies import Limits
+from mipl.serve.server import Prompt, check_token, is_local, listen
 
 BAGS = noisy_bags(120, 160)
 
@@ -64,15 +65,23 @@ def test_sigterm_under_load_loses_no_accepted_review(files, tmp_path):
     file.close()
 
 
-def test_a_slow_body_is_given_up(files, tmp_path):
-    with serving(files, tmp_path / "r.sqlite", "--timeout", "1") as (process, address):
-        host, _, port = address.partition(":")
-        with socket.create_connection((host, int(port)), timeout=60) as connection:
-            head = "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
-            assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+def test_what_is_slow_is_given_up(monkeypatch):
+    """Headers and bodies that stop on the way: each is told so, and the connection is closed."""
+    monkeypatch.setattr(Prompt, "patience", 0.2)
+    head = "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    whole = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with in_a_thread(app_of(small_model(), limits=Limits(seconds=0.2))) as address:
+        for sent, said in (
+            (f"{head}Content-Length: 100\r\n\r\n{{", "The body did not arrive within 0.2 s."),
+            (head, "The headers of a request did not arrive in time."),
+            (whole + head, "The headers of a request did not arrive in time."),
+            ("", "The headers of a request did not arrive in time."),
+        ):
+            with socket.create_connection(address.split(":"), timeout=60) as connection:
+                connection.sendall(sent.encode())
+                answer = b"".join(iter(lambda: connection.recv(4096), b""))
+                assert b"HTTP/1.1 408 " in answer
+                assert answer.endswith(f'"{said}"}}'.encode())
 
 
 def test_strangers_need_a_token(files, capsys, monkeypatch):

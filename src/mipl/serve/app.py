@@ -8,6 +8,7 @@ import contextlib
 import html
 import importlib.resources
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
@@ -124,10 +125,15 @@ def make_app(
 
         return Json(await run(answer))
 
-    if board is None or reviews is None:
-        app.get("/", include_in_schema=False)(_docs(app))
-    else:
+    # read once: what a client writes in an address is compared with names, never opened
+    page = importlib.resources.files("mipl.serve") / "page"
+    for name, kind in PAGE.items():
+        app.get(f"/{name}", include_in_schema=False)(_file((page / name).read_bytes(), kind))
+    index = _docs(app)
+    if board is not None and reviews is not None:
+        index = _file((page / "index.html").read_bytes(), "text/html")
         _add_reviews(app, board, reviews, run, writer, allowed)
+    app.get("/", include_in_schema=False)(index)
     app.get("/docs", include_in_schema=False)(_docs(app))
     return app
 
@@ -140,17 +146,6 @@ def _add_reviews(
     writer: concurrent.futures.Executor,
     limits: Limits,
 ) -> None:
-    # read once: what a client writes in an address is compared with names, never opened
-    page = importlib.resources.files("mipl.serve") / "page"
-    files = {name: (page / name).read_bytes() for name in (*PAGE, "index.html")}
-
-    @app.get("/", include_in_schema=False)
-    async def index() -> HTMLResponse:
-        return HTMLResponse(files["index.html"])
-
-    for name, kind in PAGE.items():
-        app.get(f"/{name}", include_in_schema=False)(_file(files[name], kind))
-
     @app.get("/bags", summary="Every bag, the most doubtful first", responses=_says(401, 503))
     async def overview() -> Json:
         return Json(await run(lambda: board.overview(reviews.labels())))
@@ -259,7 +254,10 @@ def _add_errors(app: FastAPI) -> None:
 
     async def mended(_: Request, error: Exception) -> Json:
         if isinstance(error, RefusedError):
-            return sentence(error.status, str(error))
+            # the rest of a body that was given up is not waited for
+            return sentence(
+                error.status, str(error), {"connection": "close"} if error.status == 408 else None
+            )
         return sentence(503 if isinstance(error, StorageError) else 422, str(error))
 
     async def plain(_: Request, error: Exception) -> Json:
@@ -334,11 +332,13 @@ def _docs(app: FastAPI) -> Callable[[], Any]:
                     f"<dt>{status}</dt><dd>{html.escape(answer['description'])}</dd>"
                     for status, answer in sorted(about["responses"].items())
                 )
+                said = html.escape(f"{about['summary']}. {about.get('description', '')}")
+                said = re.sub("`(.+?)`", r"<code>\1</code>", said)
                 parts.append(
-                    f"<h2><code>{method.upper()} {html.escape(path)}</code></h2>"
-                    f"<p>{html.escape(about['summary'])}. {html.escape(about.get('description', ''))}</p>"
+                    f"<section class=card><h2><code>{method.upper()} {html.escape(path)}</code></h2>"
+                    f"<p>{said}</p>"
                     + (f"<p>Body: {html.escape(kinds)}</p>" if kinds else "")
-                    + f"<dl>{answers}</dl>"
+                    + f"<dl>{answers}</dl></section>"
                 )
         return HTMLResponse(DOCS.format(body="".join(parts)))
 
@@ -346,5 +346,7 @@ def _docs(app: FastAPI) -> Callable[[], Any]:
 
 
 DOCS = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>mipl: HTTP interface</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,"></head>
-<body><h1>mipl</h1><p>For programs: <a href="/openapi.json">openapi.json</a>.</p>{body}</body></html>"""
+<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
+<meta name="color-scheme" content="light dark"><link rel="stylesheet" href="/page.css"></head>
+<body><header><h1>mipl</h1><p>For programs: <a href="/openapi.json">openapi.json</a></p></header>
+<main class="docs">{body}</main></body></html>"""

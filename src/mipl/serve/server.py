@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
+import json
 import logging
 import signal
 import socket
 import sys
 from collections.abc import Callable
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mipl.errors import SettingError, StorageError
 from mipl.serve.door import JsonLines
@@ -19,7 +23,33 @@ from mipl.serve.door import JsonLines
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 CONNECTIONS = 128  # at once; more are told to come again
 PATIENCE = 10  # seconds that requests in progress have at the end
+HEADERS = 10.0  # seconds after which headers that have not arrived are waited for no longer
 SHORTEST_TOKEN = 16
+
+
+class Prompt(H11Protocol):
+    """HTTP/1.1 that gives up connections whose headers do not come: they would keep the places of others."""
+
+    patience = HEADERS
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait."""
+        super().connection_made(transport)
+        self.loop.call_later(self.patience, self._look, None)
+
+    def _look(self, before: object) -> None:
+        """Give up if no request has begun since the last look, when ``before`` was the latest one."""
+        if self.transport.is_closing():
+            return
+        if self.conn.their_state is not h11.IDLE or self.scope is not before:
+            self.loop.call_later(self.patience, self._look, self.scope)
+            return
+        body = json.dumps({"detail": "The headers of a request did not arrive in time."}).encode()
+        said = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        answer = h11.Response(status_code=408, headers=[*said, ("connection", "close")], reason=b"Too slow")
+        for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
 
 class Announced(uvicorn.Server):
@@ -69,6 +99,21 @@ def listen(host: str, port: int) -> socket.socket:
     return found
 
 
+def configured(app: FastAPI) -> uvicorn.Config:
+    """Return how the application is served."""
+    return uvicorn.Config(
+        app,
+        http=Prompt,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=PATIENCE,
+        server_header=False,
+        proxy_headers=False,
+    )
+
+
 def run(app: FastAPI, listening: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; requests in progress are answered first."""
     handler = logging.StreamHandler(sys.stderr)
@@ -77,17 +122,9 @@ def run(app: FastAPI, listening: socket.socket, ready: Callable[[str], None]) ->
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.INFO)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        limit_concurrency=CONNECTIONS,
-        timeout_graceful_shutdown=PATIENCE,
-        server_header=False,
-        proxy_headers=False,
-    )
     host, port = listening.getsockname()[:2]
-    server = Announced(config, lambda: ready(f"http://{f'[{host}]' if ':' in host else host}:{port}"))
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    server = Announced(configured(app), lambda: ready(address))
 
     def stop(*_: object) -> None:
         server.should_exit = True

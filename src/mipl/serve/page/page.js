@@ -8,7 +8,8 @@ const STEP = 100; // rows drawn at a time
 let board = null; // what GET /bags answered; bags are sorted by doubt
 let shown = STEP;
 let selected = null; // an entry of board.bags
-let pictured = null; // the place of the bag whose instances are on the page
+let wanted = null; // the place of the bag whose instances were asked for
+let pictured = null; // and of the one whose instances are on the page
 const given = []; // entries labelled in this session, the last one last
 let saving = Promise.resolve(); // reviews are sent one after the other
 
@@ -79,14 +80,20 @@ async function load() {
   const last = KEYS[Math.min(board.classes.length, KEYS.length) - 1];
   $("label-keys").textContent = board.classes.length > 9 ? `1–9, a–${last}` : `1–${last}`;
   if (!board.bags.some((bag) => decision(bag) === "report")) { // start where half of the bags are reported
-    $("threshold").value = Math.floor(200 * board.bags[Math.floor(board.bags.length / 2)].confidence) / 200;
+    $("threshold").value = Math.floor(1000 * board.bags[Math.floor(board.bags.length / 2)].confidence) / 1000;
   }
   drawReliability();
+  makeClasses();
   selected = board.bags.find((bag) => bag.review === null) || board.bags[0];
   render();
 }
 
 // ---- labels ------------------------------------------------------------------------------------------
+
+function label(place) {
+  // not of a bag that is still on its way: what the reviewer sees is then another one
+  if (pictured === selected.place && !selected.pending) review(selected, place);
+}
 
 function review(bag, label) {
   if (label !== null) given.push(bag);
@@ -162,8 +169,8 @@ function renderPoint() {
   const at = board.measured.filter((row) => row.threshold >= threshold()).pop();
   $("measured").textContent = at ? percent(at.errors / at.reported) : "–";
   $("bound").textContent = at
-    ? `${at.errors} of ${at.reported} labelled wrong; at most ${percent(at.bound)} with probability ` +
-      `${percent(1 - board.delta, 0)} if this threshold was fixed beforehand`
+    ? `${at.errors} of ${at.reported} wrong; at most ${percent(at.bound)} with probability ` +
+      `${percent(1 - board.delta, 0)}, if this threshold was fixed beforehand`
     : "no labelled bag is reported";
 }
 
@@ -214,36 +221,46 @@ async function renderBag() {
   for (const button of $("classes").children) {
     button.setAttribute("aria-pressed", String(Number(button.value) === bag.review));
   }
-  if (pictured === bag.place) return;
-  pictured = bag.place;
+  // not before: a reviewer who is told the answer gives no opinion
+  $("truth").textContent =
+    bag.truth !== null && bag.review !== null ? `true label: ${board.classes[bag.truth]}` : "";
+  $("bag").setAttribute("aria-busy", String(pictured !== bag.place));
+  if (wanted === bag.place) return;
+  wanted = bag.place;
   let about;
   try {
     about = await (await ask(`/bags/${bag.place}`)).json();
   } catch (error) {
-    pictured = null;
+    wanted = null;
     complain(error);
     return;
   }
   if (selected === bag) renderContent(bag, about);
 }
 
-function renderContent(bag, about) {
-  const facts = [`${about.size} instance${about.size === 1 ? "" : "s"}`];
-  if (about.candidates) facts.push(`candidates: ${about.candidates.join(", ")}`);
-  if (bag.truth !== null) facts.push(`true label: ${board.classes[bag.truth]}`);
-  $("facts").textContent = facts.join(" · ");
+function makeClasses() {
   $("classes").replaceChildren(...board.classes.map((name, j) => {
     const button = make("button");
     button.type = "button";
     button.value = j;
-    button.setAttribute("aria-pressed", String(j === bag.review));
-    const bar = make("i");
-    bar.style.setProperty("--share", percent(about.probabilities[j]));
-    button.append(bar, make(KEYS[j] ? "kbd" : "span", KEYS[j] || ""), make("span", name),
-      make("span", percent(about.probabilities[j]), "percent"));
-    button.addEventListener("click", () => review(bag, j));
+    button.append(make("i"), make(KEYS[j] ? "kbd" : "span", KEYS[j] || ""), make("span", name),
+      make("span", "", "percent"));
+    button.addEventListener("click", () => label(j));
     return button;
   }));
+}
+
+function renderContent(bag, about) {
+  pictured = bag.place;
+  $("bag").setAttribute("aria-busy", "false");
+  const facts = [`${about.size} instance${about.size === 1 ? "" : "s"}`];
+  if (about.candidates) facts.push(`candidates: ${about.candidates.join(", ")}`);
+  $("facts").textContent = facts.join(" · ");
+  [...$("classes").children].forEach((button, j) => {
+    const share = percent(about.probabilities[j]);
+    button.style.setProperty("--share", share);
+    button.lastElementChild.textContent = share;
+  });
   const looked = about.instances[0].attention !== null;
   const some = about.instances.length < about.size ? `${about.instances.length} of ${about.size} instances` : "Instances";
   $("instances-title").textContent = looked ? `${some}, by attention` : `${some} (this method has no attention)`;
@@ -353,9 +370,9 @@ function move(by) {
 function onKey(event) {
   if (!board || event.ctrlKey || event.altKey || event.metaKey || event.target.type === "password") return;
   const own = ["range", "radio"].includes(event.target.type); // they have a use for the arrows themselves
-  const label = KEYS.indexOf(event.key.toLowerCase());
-  if (label >= 0 && label < board.classes.length) {
-    if (!event.repeat && !selected.pending) review(selected, label);
+  const place = KEYS.indexOf(event.key.toLowerCase());
+  if (place >= 0 && place < board.classes.length) {
+    if (!event.repeat) label(place);
   } else if (event.key === "ArrowDown" && !own) move(1);
   else if (event.key === "ArrowUp" && !own) move(-1);
   else if (event.key === "PageDown" && !own) move(10);
