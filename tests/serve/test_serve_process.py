@@ -65,8 +65,8 @@ def test_sigterm_under_load_loses_no_accepted_review(files, tmp_path):
     file.close()
 
 
-def test_what_is_slow_is_given_up(monkeypatch):
-    """Headers and bodies that stop on the way: each is told so, and the connection is closed."""
+def test_what_is_slow_or_no_http_is_given_up(monkeypatch):
+    """Headers and bodies that stop on the way or do not end: each is told so, and closed."""
     monkeypatch.setattr(Prompt, "patience", 0.2)
     head = "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     whole = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -76,11 +76,12 @@ def test_what_is_slow_is_given_up(monkeypatch):
             (head, "The headers of a request did not arrive in time."),
             (whole + head, "The headers of a request did not arrive in time."),
             ("", "The headers of a request did not arrive in time."),
+            (f"{head}X: {'x' * 10**6}", "This is not a valid HTTP request, or its headers are too long."),
         ):
             with socket.create_connection(address.split(":"), timeout=60) as connection:
                 connection.sendall(sent.encode())
                 answer = b"".join(iter(lambda: connection.recv(4096), b""))
-                assert b"HTTP/1.1 408 " in answer
+                assert b"HTTP/1.1 40" in answer
                 assert answer.endswith(f'"{said}"}}'.encode())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http
 import ipaddress
 import json
 import logging
@@ -24,6 +25,7 @@ LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 CONNECTIONS = 128  # at once; more are told to come again
 PATIENCE = 10  # seconds that requests in progress have at the end
 HEADERS = 10.0  # seconds after which headers that have not arrived are waited for no longer
+LINGER = 1.0  # seconds that a refused connection has to read its answer
 SHORTEST_TOKEN = 16
 
 
@@ -31,25 +33,45 @@ class Prompt(H11Protocol):
     """HTTP/1.1 that gives up connections whose headers do not come: they would keep the places of others."""
 
     patience = HEADERS
+    refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait."""
         super().connection_made(transport)
         self.loop.call_later(self.patience, self._look, None)
 
+    def data_received(self, data: bytes) -> None:
+        """Read what a client sends, unless it was refused already."""
+        if not self.refused:
+            super().data_received(data)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP."""
+        self._refuse(400, "This is not a valid HTTP request, or its headers are too long.")
+
     def _look(self, before: object) -> None:
         """Give up if no request has begun since the last look, when ``before`` was the latest one."""
-        if self.transport.is_closing():
+        if self.refused or self.transport.is_closing():
             return
-        if self.conn.their_state is not h11.IDLE or self.scope is not before:
+        if self.conn.their_state is h11.IDLE and self.scope is before:
+            self._refuse(408, "The headers of a request did not arrive in time.")
+        else:
             self.loop.call_later(self.patience, self._look, self.scope)
+
+    def _refuse(self, status: int, sentence: str) -> None:
+        self.refused = True
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # there was an answer already
+            self.transport.close()
             return
-        body = json.dumps({"detail": "The headers of a request did not arrive in time."}).encode()
+        body = json.dumps({"detail": sentence}).encode()
         said = [("content-type", "application/json"), ("content-length", str(len(body)))]
-        answer = h11.Response(status_code=408, headers=[*said, ("connection", "close")], reason=b"Too slow")
+        reason = http.HTTPStatus(status).phrase.encode()
+        answer = h11.Response(status_code=status, headers=[*said, ("connection", "close")], reason=reason)
         for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        # what still comes is dropped for a while: closed at once, with that unread, the answer might be lost
+        self.transport.write_eof()
+        self.loop.call_later(LINGER, self.transport.close)
 
 
 class Announced(uvicorn.Server):
