@@ -29,12 +29,13 @@ NEURAL = [name for name, network in NETWORKS.items() if not isinstance(network, 
 # an export takes seconds: methods with the same layers share a graph, each with weights of its own
 LAYERS = {}
 for known in NEURAL:
-    LAYERS.setdefault(repr(NETWORKS[known]), []).append(known)
+    parts = [type(getattr(NETWORKS[known], part, None)) for part in ("score", "attention", "head")]
+    LAYERS.setdefault(str(parts), []).append(known)
 
 
 @functools.cache
 def fitted(name, **settings):
-    return make_classifier(name, epochs=2, **settings).fit(gaussian_bags(bags=30, k=3))
+    return make_classifier(name, epochs=1, **settings).fit(gaussian_bags(bags=30, k=3))
 
 
 def with_scaling(model, kind, weight, bias):
@@ -100,7 +101,8 @@ def with_weights(content, model):
     """Return a graph of the same layers with the weights of ``model``."""
     graph, state = onnx.load_from_string(content), OneBag(model.network_, 3, None).state_dict()
     found = {value.name: value for value in graph.graph.initializer}
-    assert {name for name in state if name.startswith("network.")} <= set(found)  # none is folded away
+    for part in ("scaling", "encoder", "score", "attention", "head"):  # none is folded away
+        assert {name for name in state if name.startswith(f"network.{part}.")} <= set(found)
     for name in set(state) & set(found):
         found[name].CopyFrom(onnx.numpy_helper.from_array(state[name].numpy(), name))
     return graph.SerializeToString()

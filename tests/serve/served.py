@@ -35,7 +35,7 @@ def noisy_bags(first, last):
 @functools.cache
 def small_model():
     """Trained once for all tests, on bags 0 to 119."""
-    return CDLClassifier(epochs=8, random_state=0).fit(noisy_bags(0, 120))
+    return CDLClassifier(epochs=5, random_state=0).fit(noisy_bags(0, 120))
 
 
 def app_of(model, bags=None, path=None, **kwargs):
