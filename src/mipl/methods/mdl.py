@@ -9,7 +9,7 @@ from torch import Tensor
 from mipl.data.batch import BagBatch
 from mipl.losses import mdl_loss
 from mipl.methods.base import CDL_PAPER, METHODS, AttentionMethod, Clock
-from mipl.nn.network import BagNetwork
+from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 
 
@@ -26,9 +26,11 @@ class MDL(AttentionMethod):
     advice = "As a reference: how much of a result is the margin factor of CDL and how much is the rest."
     cost = "That of CDL, without the margin factor."
 
-    def objective(self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+    def loss(
+        self, net: BagNetwork, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock
+    ) -> Tensor:
         """Return the MDL of each bag (b,): Eq. 22 with the weights of Eq. 15 updated first."""
-        return mdl_loss(*self.disambiguate(net, batch, table, clock))
+        return mdl_loss(*self.disambiguate(output, batch, table, clock))
 
 
 for _attention in ("dam", "sam", "mam"):
