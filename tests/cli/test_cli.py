@@ -234,7 +234,7 @@ def test_run_leaves_records_and_goes_on(files, tmp_path, capsys, monkeypatch):
     assert "became NaN" in err
 
 
-def run_here(jobs, workers, show):
+def run_here(jobs, workers, show=False):
     """Do what the local engine does in this process: a new one takes seconds to import torch."""
     failures = []
     for unit in engines.without_record(jobs):
@@ -245,7 +245,6 @@ def run_here(jobs, workers, show):
     return failures
 
 
-@pytest.mark.slow
 def test_demo_prints_three_models_and_writes_the_page(tmp_path, capsys, monkeypatch):
     from mipl.experiments import demo
 
@@ -253,6 +252,7 @@ def test_demo_prints_three_models_and_writes_the_page(tmp_path, capsys, monkeypa
         (title, note, method, {**settings, "epochs": 1}) for title, note, method, settings in demo.WAYS
     )
     monkeypatch.setattr(demo, "WAYS", short)
+    monkeypatch.setattr(demo, "run_local", run_here)
     code, out, _ = run(capsys, "demo", "--out", tmp_path / "d", "--folds", "2")
     assert code == 0
     assert "Sigmoid head + MDL" in out
