@@ -522,5 +522,52 @@ def test_instances_by_parts_give_the_same(attention, monkeypatch):
         whole = net(instances, sizes)
         monkeypatch.setattr(BagNetwork, "CHUNK", 7)
         parts = net(Parts(instances), sizes)
-    for name, value in whole._asdict().items():
-        torch.testing.assert_close(getattr(parts, name), value, atol=1e-6, rtol=1e-5, msg=name)
+    assert parts.features is None  # never all in memory
+    for name in ("logits", "embedding", "attention", "scores"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), atol=1e-6, rtol=1e-5, msg=name)
+
+
+# --- the background ---
+
+
+@ATTENTIONS
+@pytest.mark.parametrize("head", ["linear", "sigmoid"])
+def test_how_decided_a_background_is_against_a_loop(attention, head):
+    net = enlarge(network((5,), width=16, attention=attention, head=head), 3.0)
+    sizes = [1, 2, 7, 30]
+    bags = [torch.randn(n, 5) for n in sizes]
+    output = net(torch.cat(bags), torch.tensor(sizes))
+    got = net.decided(output, torch.tensor(sizes)).detach().numpy()
+    assert got[0] == 0.0  # the only instance of a bag is not its background
+    for bag, value in zip(bags[1:], got[1:], strict=True):
+        alone = net(bag, torch.tensor([len(bag)]))
+        little = [i for i in range(len(bag)) if alone.attention[i] < 1 / len(bag)]
+        mean = torch.stack([net.encode(bag[i : i + 1])[0] for i in little]).mean(dim=0)
+        q = net.head(mean[None])[0].double().softmax(dim=0).detach().numpy()
+        assert value == pytest.approx(sum(np.log(0.2 / q) / 5), rel=1e-3, abs=1e-6)
+
+
+def test_an_even_head_has_an_undecided_background_and_attention_is_no_way_out():
+    net = enlarge(network((5,), width=16), 3.0)
+    sizes = torch.tensor([4, 9])
+    output = net(torch.randn(13, 5), sizes)
+    (slope,) = torch.autograd.grad(net.decided(output, sizes).sum(), output.scores, allow_unused=True)
+    assert slope is None  # which instances they are is taken as it is
+    with torch.no_grad():
+        net.head.weight.zero_()
+        net.head.bias.fill_(0.7)
+    assert net.decided(net(torch.randn(13, 5), sizes), sizes).tolist() == pytest.approx([0, 0], abs=1e-6)
+
+
+def test_images_trained_on_in_parts_give_the_same_values_and_gradients(monkeypatch):
+    net = enlarge(network((28, 28))).train()
+    net.encoder.dropout.p = 0.0
+    images = torch.rand(23, 28, 28)
+    given = []
+    for part in (23, 7):
+        monkeypatch.setattr(ImageEncoder, "PART", part)
+        features = net.encode(images)
+        slopes = torch.autograd.grad(features.square().sum(), list(net.encoder.parameters()))
+        given.append((features, *slopes))
+    for whole, parts in zip(*given, strict=True):
+        torch.testing.assert_close(parts, whole, atol=1e-4, rtol=1e-4)

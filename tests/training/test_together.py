@@ -41,7 +41,9 @@ def network(attention="sam", head="linear", dropout=0.0, width=16, k=4, d=5):
     sizes=st.integers(1, 4).flatmap(
         lambda b: st.lists(st.lists(st.integers(1, 9), min_size=b, max_size=b), min_size=1, max_size=3)
     ),
-    used=st.sets(st.sampled_from(["logits", "embedding", "attention", "scores"]), min_size=1),
+    used=st.sets(
+        st.sampled_from(["logits", "embedding", "attention", "scores", "features", "decided"]), min_size=1
+    ),
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=80)
@@ -51,13 +53,15 @@ def test_values_and_gradients_are_those_of_every_network(attention, head, sizes,
     members = Members(nets)
     instances = [torch.randn(sum(own), 5) for own in sizes]
     output = members(nn.utils.rnn.pad_sequence(instances, batch_first=True), torch.tensor(sizes))
+    given = {**output._asdict(), "decided": members.decided(output, torch.tensor(sizes))}
     together, apart = [], []
     for e, (net, x, own) in enumerate(zip(nets, instances, sizes, strict=True)):
-        alone = net(x, torch.tensor(own))._asdict()
+        single = net(x, torch.tensor(own))
+        alone = {**single._asdict(), "decided": net.decided(single, torch.tensor(own))}
         bags = slice(e * len(own), (e + 1) * len(own))
         for name, value in alone.items():
-            rows = getattr(output, name)
-            mine = rows[bags] if name in ("logits", "embedding") else rows[e, : len(x)]
+            rows = given[name]
+            mine = rows[bags] if name in ("logits", "embedding", "decided") else rows[e, : len(x)]
             torch.testing.assert_close(mine, value, atol=1e-5, rtol=1e-4, msg=name)
             if name in used:
                 coefficients = torch.randn(value.shape)

@@ -15,7 +15,7 @@ from mipl.losses import mdl_loss
 from mipl.methods.base import METHODS, AttentionMethod, Clock, paper_width
 from mipl.nn.attention import GatedScore
 from mipl.nn.heads import SigmoidHead
-from mipl.nn.network import BagNetwork
+from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
 
@@ -108,10 +108,11 @@ class AGOPMIPL(AttentionMethod):
             z = torch.cat([net(batch.instances, batch.sizes).embedding for batch in loader.in_order()])
             net.score.prototypes.copy_(class_prototypes(z, table.candidates, table.weights))
 
-    def objective(self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+    def loss(
+        self, net: BagNetwork, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock
+    ) -> Tensor:
         """Return the MDL of each bag (b,), and note the bags' features for the end of the round."""
         assert batch.candidates is not None  # the trainer takes only bags with candidate sets
-        output = net(batch.instances, batch.sizes)
         z = output.embedding.detach()
         table.memory.setdefault("z", z.new_zeros(len(table.weights), z.shape[1]))[batch.index] = z
         return mdl_loss(

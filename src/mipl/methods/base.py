@@ -16,7 +16,7 @@ from mipl.errors import SettingError
 from mipl.nn.attention import GatedScore, make_attention
 from mipl.nn.encoders import Standardize, make_encoder, output_width
 from mipl.nn.heads import make_head
-from mipl.nn.network import BagNetwork
+from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import Registry, setting
 
@@ -30,6 +30,7 @@ class Clock:
     alpha: float  # share of the old weights in Eq. 15, for an update before the loss
     gamma: float  # factor on the method's own γ, from 0 to 1
     alpha_after: float = 1.0  # the same for an update after the loss
+    background: float = 0.0  # weight of what the background says about the class
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,13 +171,24 @@ class AttentionMethod(Method):
         """Set MAM's temperature (Eq. 11)."""
         net.attention.set_epoch(epoch)
 
+    def objective(self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+        """Return the method's loss of each bag (b,), with the recipe's price of a background that decides."""
+        output = net(batch.instances, batch.sizes)
+        loss = self.loss(net, output, batch, table, clock)
+        if clock.background:
+            loss = loss + clock.background * net.decided(output, batch.sizes)
+        return loss
+
+    @abstractmethod
+    def loss(self, net: Any, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+        """Return one loss per bag (b,) of what the network gave, updating the table of weights."""
+
     def disambiguate(
-        self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock
+        self, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run Algorithm 1, steps 5–9: return logits, candidates and the weights of the loss, each (b, k)."""
+        """Run Algorithm 1, steps 8–9: return logits, candidates and the weights of the loss, each (b, k)."""
         assert batch.candidates is not None  # the trainer takes only bags with candidate sets
-        logits = net(batch.instances, batch.sizes).logits
-        return logits, batch.candidates, self.move_weights(logits, batch, table, clock)
+        return output.logits, batch.candidates, self.move_weights(output.logits, batch, table, clock)
 
     def move_weights(self, logits: Tensor, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
         """Move the bags' weights towards ``logits`` (b, k) by Eq. 15; return those of the loss (b, k).

@@ -13,7 +13,7 @@ from mipl.errors import SettingError
 from mipl.losses import cdl_loss
 from mipl.methods.base import CDL_PAPER, METHODS, Clock
 from mipl.methods.trusting import TrustingMethod
-from mipl.nn.network import BagNetwork
+from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
 
@@ -47,9 +47,11 @@ class CDL(TrustingMethod):
                 f"competitor = {self.competitor!r} must be 'cc' or 'cn', and gamma = {self.gamma} at least 0."
             )
 
-    def objective(self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+    def loss(
+        self, net: BagNetwork, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock
+    ) -> Tensor:
         """Return the CDL of each bag (b,): Eq. 14 with the weights of Eq. 15 updated first (Algorithm 1)."""
-        logits, candidates, weights = self.disambiguate(net, batch, table, clock)
+        logits, candidates, weights = self.disambiguate(output, batch, table, clock)
         favoured = self.favoured(batch, weights)
         return cdl_loss(logits, candidates, weights, self.competitor, self.gamma * clock.gamma, favoured)
 

@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from mipl.data.batch import BagBatch
 from mipl.losses import mdl_loss
 from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock, check_weights
-from mipl.nn.network import BagNetwork
+from mipl.nn.network import BagNetwork, Output
 from mipl.nn.segments import segment_ids, segment_sum
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
@@ -55,10 +55,11 @@ class DEMIPL(AttentionMethod):
         lr = 0.05 if (dataset, r) == ("mnist-mipl", 3) else 0.01
         return {**shared, "width": 500, "lr": lr, **epochs}
 
-    def objective(self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+    def loss(
+        self, net: BagNetwork, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock
+    ) -> Tensor:
         """Return Σ_S −w log p + λ Σ_j −a_j log a_j of each bag (b,), with a = sigmoid(ξ)."""
         assert batch.candidates is not None  # the trainer takes only bags with candidate sets
-        output = net(batch.instances, batch.sizes)
         weights = self.move_weights(output.logits, batch, table, clock)
         uncertain = -torch.sigmoid(output.scores) * logsigmoid(output.scores)  # (N,)
         entropy = segment_sum(uncertain, segment_ids(batch.sizes), len(batch.sizes))  # (b,)

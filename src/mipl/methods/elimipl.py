@@ -11,7 +11,7 @@ from torch import Tensor
 from mipl.data.batch import BagBatch
 from mipl.losses import mdl_loss
 from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock, check_weights, paper_width
-from mipl.nn.network import BagNetwork
+from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
 
@@ -63,9 +63,11 @@ class ELIMIPL(AttentionMethod):
         shared = super().recommended(recipe, dataset, r)
         return {**shared, "inhibition": inhibition, "sparsity": sparsity, **training}
 
-    def objective(self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+    def loss(
+        self, net: BagNetwork, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock
+    ) -> Tensor:
         """Return Σ_S −w log p + μ Σ_S p + γ Σ_{not S} −log(1 − p) of each bag (b,)."""
-        logits, candidates, weights = self.disambiguate(net, batch, table, clock)
+        logits, candidates, weights = self.disambiguate(output, batch, table, clock)
         log_p = logits.log_softmax(dim=1)
         sparsity = log_p.exp().masked_fill(~candidates, 0.0).sum(dim=1)
         inhibition = -log_complement(log_p).masked_fill(candidates, 0.0).sum(dim=1)

@@ -12,7 +12,7 @@ from mipl.data.batch import BagBatch
 from mipl.errors import SettingError
 from mipl.losses import focal_loss, inverse_focal_loss
 from mipl.methods.base import CDL_PAPER, METHODS, AttentionMethod, Clock
-from mipl.nn.network import BagNetwork
+from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
 
@@ -45,9 +45,11 @@ class Focal(AttentionMethod):
                 f"kind = {self.kind!r} must be 'fl' or 'ifl', and gamma = {self.gamma} at least 0."
             )
 
-    def objective(self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+    def loss(
+        self, net: BagNetwork, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock
+    ) -> Tensor:
         """Return Eq. 5 or Eq. 6 of each bag (b,) with the weights of Eq. 15 updated first."""
-        logits, candidates, weights = self.disambiguate(net, batch, table, clock)
+        logits, candidates, weights = self.disambiguate(output, batch, table, clock)
         return LOSSES[self.kind](logits, candidates, weights, self.gamma * clock.gamma, self.target)
 
 

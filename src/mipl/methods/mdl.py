@@ -10,7 +10,7 @@ from mipl.data.batch import BagBatch
 from mipl.losses import mdl_loss
 from mipl.methods.base import CDL_PAPER, METHODS, Clock
 from mipl.methods.trusting import TrustingMethod
-from mipl.nn.network import BagNetwork
+from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 
 
@@ -27,9 +27,11 @@ class MDL(TrustingMethod):
     advice = "As a reference: how much of a result is the margin factor of CDL and how much is the rest."
     cost = "That of CDL, without the margin factor."
 
-    def objective(self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+    def loss(
+        self, net: BagNetwork, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock
+    ) -> Tensor:
         """Return the MDL of each bag (b,): Eq. 22 with the weights of Eq. 15 updated first."""
-        return mdl_loss(*self.disambiguate(net, batch, table, clock))
+        return mdl_loss(*self.disambiguate(output, batch, table, clock))
 
 
 for _attention in ("dam", "sam", "mam"):

@@ -11,7 +11,7 @@ from torch import Tensor
 from mipl.data.batch import BagBatch
 from mipl.losses import margin, mdl_loss
 from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock, check_weights, paper_width
-from mipl.nn.network import BagNetwork
+from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
 
@@ -54,9 +54,11 @@ class MIPLMA(AttentionMethod):
         shared = super().recommended(recipe, dataset, r)
         return {**shared, "margin_weight": PUBLISHED.get((dataset, r or 0), 0.05), **training}
 
-    def objective(self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+    def loss(
+        self, net: BagNetwork, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock
+    ) -> Tensor:
         """Return Σ_S −w log p + λ · mean(m) / (1 − std(m)) of each bag (b,), the second the batch's own."""
-        logits, candidates, weights = self.disambiguate(net, batch, table, clock)
+        logits, candidates, weights = self.disambiguate(output, batch, table, clock)
         m = 0.5 * (1.0 - margin(logits.log_softmax(dim=1), candidates, "cn"))  # (b,)
         return mdl_loss(logits, candidates, weights) + self.margin_weight * spread(m)
 

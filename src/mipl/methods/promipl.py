@@ -14,7 +14,7 @@ from torch.special import entr
 from mipl.data.batch import BagBatch
 from mipl.losses import mdl_loss
 from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock, check_weights, paper_width
-from mipl.nn.network import BagNetwork
+from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
 
@@ -84,14 +84,15 @@ class ProMIPL(AttentionMethod):
         assert isinstance(shared.head, nn.Linear)  # either head is one
         return GenerativeNetwork(shared, shared.head.in_features, k)
 
-    def objective(self, net: GenerativeNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+    def loss(
+        self, net: GenerativeNetwork, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock
+    ) -> Tensor:
         """Return Σ −q log p − w_e · mean entropy(q) + w_r · Σ −w log softmax(g) of each bag (b,).
 
         q is the inferred label, held constant in the first term, and g the rebuilt candidates; both are
         sigmoids. The new weights are g on the candidates, divided by its sum there.
         """
         assert batch.candidates is not None  # the trainer takes only bags with candidate sets
-        output = net(batch.instances, batch.sizes)
         w = table.weights[batch.index]
         q = net.inference(torch.cat([output.embedding, w], dim=1)).sigmoid() * w  # (b, k)
         y = ((q.logit(EPS) + torch.rand_like(q).logit(EPS)) / TEMPERATURE).sigmoid()  # relaxed Bernoulli

@@ -10,7 +10,7 @@ from mipl.data.batch import BagBatch
 from mipl.errors import SettingError
 from mipl.losses import mdl_loss
 from mipl.methods.base import METHODS, AttentionMethod, Clock
-from mipl.nn.network import BagNetwork
+from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
 
@@ -38,9 +38,11 @@ class Smoothing(AttentionMethod):
         if not 0 <= self.smoothing <= 1:
             raise SettingError(f"smoothing = {self.smoothing} must be in [0, 1].")
 
-    def objective(self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+    def loss(
+        self, net: BagNetwork, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock
+    ) -> Tensor:
         """Return Σ_S −((1 − ε) w + ε/|S|) log p of each bag (b,); the table keeps w as it is."""
-        logits, candidates, weights = self.disambiguate(net, batch, table, clock)
+        logits, candidates, weights = self.disambiguate(output, batch, table, clock)
         even = candidates / candidates.sum(dim=1, keepdim=True)
         return mdl_loss(logits, candidates, (1.0 - self.smoothing) * weights + self.smoothing * even)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from mipl.data.batch import BagBatch
 from mipl.errors import SettingError
 from mipl.methods.base import AttentionMethod, Clock
-from mipl.nn.network import BagNetwork
+from mipl.nn.network import Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
 
@@ -33,10 +33,10 @@ class TrustingMethod(AttentionMethod):
         return PseudoLabels(candidates, initial, self.trust, members)
 
     def disambiguate(
-        self, net: BagNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock
+        self, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits, the classes that a bag may have, and the weights of the loss, each (b, k)."""
-        logits, candidates, weights = super().disambiguate(net, batch, table, clock)
+        logits, candidates, weights = super().disambiguate(output, batch, table, clock)
         return logits, candidates if self.trust == 1 else torch.ones_like(candidates), weights
 
     def favoured(self, batch: BagBatch, weights: Tensor) -> Tensor:

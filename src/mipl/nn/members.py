@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mipl.nn.attention import DAM, MAM, SAM, Attention, GatedScore
 from mipl.nn.encoders import Dropout, FeatureEncoder, Standardize
 from mipl.nn.heads import SigmoidHead
-from mipl.nn.network import BagNetwork, Output
+from mipl.nn.network import BagNetwork, Output, from_even, is_background
 
 
 def can_be_member(net: nn.Module) -> bool:
@@ -61,11 +61,23 @@ class Members(nn.Module):
         assert isinstance(self.dropout, Dropout)
         x = (instances - self.mean) / self.std
         kept, factor = self.dropout.kept(x, (*x.shape[:2], self.stacked[0].shape[1]))
-        values, z, weights, scores = _Forward.apply(  # type: ignore[no-untyped-call]
+        values, z, weights, scores, h = _Forward.apply(  # type: ignore[no-untyped-call]
             self.attention, kept, factor, x, sizes, *self.stacked
         )
-        logits = (values.sigmoid() if self.sigmoid else values).flatten(0, 1)
-        return Output(logits, z.flatten(0, 1), weights, scores)
+        return Output(self._logits(values), z.flatten(0, 1), weights, scores, h)
+
+    def decided(self, output: Output, sizes: Tensor) -> Tensor:
+        """Return how far each bag's background is from undecided (e·b,)."""
+        assert output.features is not None
+        inside = _inside(sizes, output.features)
+        rest = inside & is_background(output.attention.detach()[:, None], sizes[..., None])  # (e, b, n)
+        count = rest.sum(dim=2)  # (e, b)
+        mean = rest.to(output.features) @ output.features / count.clamp(min=1)[..., None]
+        Wh, bh = self.stacked[-2:]
+        return from_even(self._logits(torch.baddbmm(bh[:, None], mean, Wh.mT)), count.flatten())
+
+    def _logits(self, values: Tensor) -> Tensor:
+        return (values.sigmoid() if self.sigmoid else values).flatten(0, 1)
 
     def hand_back(self) -> None:
         """Give every network what it has become."""
@@ -92,7 +104,7 @@ class _Forward(torch.autograd.Function):
         x: Tensor,
         sizes: Tensor,
         *parameters: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         W1, b1, Wg, bg, W2, b2, w3, b3, Wh, bh = parameters
         # dropout's factor on what it keeps: ReLU lets it through
         h = torch.baddbmm(b1[:, None], x, W1.mT, beta=factor, alpha=factor).relu_()  # (e, n, L)
@@ -103,9 +115,7 @@ class _Forward(torch.autograd.Function):
         u = t * s
         v = torch.baddbmm(b2[:, None], u, W2.mT).relu_()  # (e, n, 128)
         scores = torch.baddbmm(b3[:, None], v, w3.mT).squeeze(2)  # ξ (e, n), Eq. 7
-        ends = sizes.cumsum(dim=1)[..., None]
-        place = torch.arange(x.shape[1], device=x.device)
-        inside = (place < ends) & (place >= ends - sizes[..., None])  # (e, b, n)
+        inside = _inside(sizes, x)  # (e, b, n)
         slope: Tensor | float  # of what is put through the softmax, with respect to ξ
         ctx.bags, ctx.sizes = None, None
         if isinstance(attention, DAM):
@@ -124,12 +134,12 @@ class _Forward(torch.autograd.Function):
         ctx.slope, ctx.factor = slope, factor
         ctx.save_for_backward(x, h, t, s, u, v, A, z, Wg, W2, w3, Wh)
         ctx.set_materialize_grads(False)
-        return torch.baddbmm(bh[:, None], z, Wh.mT), z, A.sum(dim=1), scores
+        return torch.baddbmm(bh[:, None], z, Wh.mT), z, A.sum(dim=1), scores, h
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, h, t, s, u, v, A, z, Wg, W2, w3, Wh = ctx.saved_tensors
-        of_values, of_z, of_weights, of_scores = grads
+        of_values, of_z, of_weights, of_scores, of_h = grads
         if of_values is None:
             of_values = z.new_zeros((*z.shape[:2], Wh.shape[1]))
         gz = of_values @ Wh
@@ -148,7 +158,10 @@ class _Forward(torch.autograd.Function):
         gu = gv @ W2  # (e, n, k)
         gg = torch.cat([gu * s * (1 - t * t), gu * u * (1 - s)], dim=2)  # (e, n, 2k)
         # what was dropped is 0 in h, as what ReLU cut off
-        gh = _through_relu(torch.baddbmm(A.mT @ gz, gg, Wg), h)
+        gh = torch.baddbmm(A.mT @ gz, gg, Wg)
+        if of_h is not None:
+            gh += of_h
+        gh = _through_relu(gh, h)
         return (
             *(None,) * 5,
             *(ctx.factor * (gh.mT @ x), ctx.factor * gh.sum(dim=1)),
@@ -157,6 +170,13 @@ class _Forward(torch.autograd.Function):
             *(g[:, None] @ v, g.sum(dim=1, keepdim=True)),
             *(of_values.mT @ z, of_values.sum(dim=1)),
         )
+
+
+def _inside(sizes: Tensor, rows: Tensor) -> Tensor:
+    """Return which of rows (e, n, …) are of which bag, (e, b, n)."""
+    ends = sizes.cumsum(dim=1)[..., None]
+    place = torch.arange(rows.shape[1], device=rows.device)
+    return (place < ends) & (place >= ends - sizes[..., None])
 
 
 def _centre(scores: Tensor, bags: Tensor, sizes: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from mipl.nn.attention import Attention, GatedScore, aggregate
 from mipl.nn.encoders import PixelDropout
-from mipl.nn.segments import segment_ids
+from mipl.nn.segments import segment_ids, segment_sum
 
 
 class Output(NamedTuple):
@@ -20,6 +21,7 @@ class Output(NamedTuple):
     embedding: Tensor  # (b, L) z, Eq. 13
     attention: Tensor  # (N,) a
     scores: Tensor  # (N,) ξ, Eq. 7
+    features: Tensor | None = None  # (N, L) h; none where they were never all in memory
 
 
 class Stored(Protocol):
@@ -55,7 +57,16 @@ class BagNetwork(nn.Module):
         scores = self.score(h)  # (N,)
         weights = self.attention(scores, segments, sizes)  # (N,)
         z = aggregate(weights, h, segments, len(sizes))  # (b, L)
-        return Output(self.head(z), z, weights, scores)
+        return Output(self.head(z), z, weights, scores, h)
+
+    def decided(self, output: Output, sizes: Tensor) -> Tensor:
+        """Return how far each bag's background is from undecided (b,)."""
+        assert output.features is not None
+        segments = segment_ids(sizes)
+        rest = is_background(output.attention.detach(), sizes[segments]).to(output.features)  # (N,)
+        count = segment_sum(rest, segments, len(sizes))  # (b,)
+        mean = aggregate(rest / count.clamp(min=1)[segments], output.features, segments, len(sizes))
+        return from_even(self.head(mean), count)
 
     def _by_parts(self, stored: Stored, sizes: Tensor) -> Output:
         """The same with one part in memory: all scores first, for the weights need all of a bag's."""
@@ -74,3 +85,14 @@ class BagNetwork(nn.Module):
             features: Tensor = self.encoder(self.pixel_dropout(self.scaling(instances)))
             return features
         return torch.cat([self.encoder(self.scaling(part)) for part in torch.split(instances, self.CHUNK)])
+
+
+def is_background(attention: Tensor, size: Tensor) -> Tensor:
+    """Return which instances have less than an equal share of attention, 1/n of their bag's size n."""
+    return attention * size < 1.0 - 1e-6
+
+
+def from_even(logits: Tensor, count: Tensor) -> Tensor:
+    """Return KL(even ‖ softmax) of logits (b, k), and 0 for bags with a count (b,) of 0."""
+    log_q = logits.log_softmax(dim=1)
+    return (-log_q.mean(dim=1) - math.log(logits.shape[1])) * (count > 0)

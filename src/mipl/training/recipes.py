@@ -46,6 +46,9 @@ class Recipe:
     fan_in: int | None = setting(
         40, "inputs above which an encoder layer and the score slow down; none: never"
     )
+    background: float = setting(
+        0.3, "price of a class read off the instances with little attention; 0 where absence is a class"
+    )
     rate: Literal["cosine", "constant"] = setting("cosine", "course of the learning rate: cosine or constant")
     clip_norm: float | None = setting(1.0, "largest norm of a step's gradient; none: no clipping")
     alpha: Literal["momentum"] = setting("momentum", "course of α in Eq. 15")
@@ -64,11 +67,12 @@ class Recipe:
         if (
             not self.lr > 0
             or not self.weight_decay >= 0
+            or not 0 <= self.background < math.inf
             or (self.clip_norm is not None and not self.clip_norm > 0)
         ):
             raise SettingError(
                 f"lr = {self.lr} and clip_norm = {self.clip_norm} must be above 0, "
-                f"weight_decay = {self.weight_decay} at least 0."
+                f"weight_decay = {self.weight_decay} and background = {self.background} at least 0."
             )
         for name in ("instance_dropout", "pixel_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
@@ -169,6 +173,7 @@ RECIPES: dict[str, Recipe] = {
         instance_dropout=0.0,
         pixel_dropout=0.0,
         fan_in=None,
+        background=0.0,
         clip_norm=None,
         gamma_course="constant",
         warmup=0.0,

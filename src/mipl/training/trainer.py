@@ -126,6 +126,7 @@ def epochs(
             recipe.alpha_at(epoch),
             recipe.gamma_at(epoch),
             recipe.alpha_at(epoch, after=True),
+            recipe.background,
         )
         for layers in optimizer.param_groups:
             layers["lr"] = layers["share"] * recipe.lr_at(epoch)
