@@ -120,6 +120,8 @@ def _outcome(job: Job, bags: Bags, split: Split, classifier: BagClassifier, seco
     }
     if isinstance(classifier.network_, BagNetwork):
         arrays["attention"] = np.concatenate(classifier.attention_weights(test_bags)).astype(np.float32)
+    # what was estimated of the candidate sets, at the end of the training
+    trust = {name: course[-1] for name, course in classifier.history_.items() if name.startswith("trust")}
     info = {
         "given": {name: value for name, value in job.params.items() if name != "recipe"},
         "metrics": evaluate(probabilities, test_bags.labels),
@@ -128,6 +130,7 @@ def _outcome(job: Job, bags: Bags, split: Split, classifier: BagClassifier, seco
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "parameters": sum(p.numel() for p in classifier.network_.parameters()),
         "loss": classifier.history_["loss"],
+        **({"trust": trust} if trust else {}),
         "threads": torch.get_num_threads(),
         "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
         "versions": mipl.versions(),
