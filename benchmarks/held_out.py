@@ -59,10 +59,15 @@ def runs(records: Sequence[Record], dataset: str, method: str, **given: Any) -> 
     return [found[split] for split in sorted(found)]
 
 
+def same_splits(each: Sequence[Sequence[Record]]) -> list[list[Record]]:
+    """Return of every method the runs on splits that all of them have."""
+    common = set.intersection(*({record.spec["split"] for record in found} for found in each))
+    return [[record for record in found if record.spec["split"] in common] for found in each]
+
+
 def candidates_of(record: Record, bags: Any) -> Bools:
     """Return the candidate sets of a run's test bags (m, k)."""
-    if bags.digest() != record.spec["data_digest"]:
-        raise SystemExit(f"The run {record.info['hash']} is of other bags than the raw files give.")
+    assert bags.digest() == record.spec["data_digest"], "the run is of other bags than the raw files give"
     place = {name: i for i, name in enumerate(bags.ids.tolist())}
     return np.asarray(bags.candidates[[place[name] for name in record.arrays["ids"].tolist()]])
 
@@ -150,7 +155,10 @@ def noisy(records: Sequence[Record]) -> list[dict[str, Any]]:
     rows = []
     for noise in NOISES:
         dataset = "birdsong-mipl" + (f" class noise {noise:g}" if noise else "")
-        ways: dict[str, dict[str, Any]] = {"plain": {} if noise else {"gamma": 1.0}, "estimated": {"trust": "estimate"}}
+        ways: dict[str, dict[str, Any]] = {
+            "plain": {} if noise else {"gamma": 1.0},
+            "estimated": {"trust": "estimate"},
+        }
         ways["given"] = {"trust": 1.0 - noise}
         for way, given in ways.items():
             found = runs(records, dataset, "sam-cn", **given)
@@ -176,14 +184,15 @@ def noisy(records: Sequence[Record]) -> list[dict[str, Any]]:
 def measure(records: Sequence[Record], opened: dict[str, Any], draws: int) -> dict[str, Any]:
     """Return all that the tables need; data sets without runs are left out."""
     grid = [runs(records, "birdsong-mipl", method, gamma=gamma) for method, gamma in GRID]
+    plain = {name: [runs(records, name, method) for method in CALIBRATED] for name in opened}
     return {
         "command": "python benchmarks/held_out.py --raw FOLDER",
         "draws": draws,
         "calibrated": [
             {"dataset": dataset, "method": method, **row}
             for dataset, bags in opened.items()
-            for method in CALIBRATED
-            for row in calibrated(runs(records, dataset, method), bags, draws)
+            for method, found in zip(CALIBRATED, same_splits(plain[dataset]), strict=True)
+            for row in calibrated(found, bags, draws)
         ],
         "grid": [f"{method}, γ = {gamma:g}" for method, gamma in GRID],
         "each": [
