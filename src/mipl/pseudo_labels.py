@@ -43,7 +43,7 @@ class PseudoLabels:
             m, k = candidates.shape
             size = candidates.sum(dim=1)  # (m,)
             self._size = size
-            member = torch.arange(m, device=size.device) // (m // members)
+            member = torch.arange(m, device=size.device) // max(1, m // members)
             self._cell = member * (k + 1) + size  # (m,) the place of a bag's trust
             self._evidence = self.weights.new_full((m,), torch.nan)  # log P(S | truth in S) / P(S | not)
             start = START if self.estimated else float(trust)

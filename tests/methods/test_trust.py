@@ -16,6 +16,7 @@ from mipl.estimators import fit_together
 from mipl.losses import cdl_loss
 from mipl.methods import METHODS
 from mipl.pseudo_labels import SOUND, START, STEPS, PseudoLabels
+from mipl.registry import parse_setting
 
 properties = settings(max_examples=30, deadline=None)
 TRUSTING = [name for name in METHODS if hasattr(METHODS[name].cls, "trust")]
@@ -182,6 +183,11 @@ def test_odd_sets_train_to_finite_probabilities(name):
     for bags, update in ((whole, "before"), (single, "after")):
         model = make_classifier(name, epochs=2, trust="estimate", update=update).fit(bags)
         assert np.isfinite(model.predict_proba(bags)).all()
+
+
+def test_the_command_line_takes_a_number_or_the_word():
+    assert parse_setting(METHODS["sam-cn"].cls, "trust", "0.7") == 0.7
+    assert parse_setting(METHODS["sam-mdl"].cls, "trust", "estimate") == "estimate"
 
 
 @pytest.mark.parametrize("trust", [0.0, -1.0, 1.5, float("nan"), "estimated"])
