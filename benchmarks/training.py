@@ -16,8 +16,8 @@ from measuring import Json, Row, call, call_words, commands, cores, ratio_row
 from mipl.records.store import Store
 
 SPLITS, EPOCHS = 10, 100
-LADDER = (2, 4, 8, 16, 32, 64, 100)  # epochs of whole trainings, the shortest that is good enough counts
-LIMIT = 150.0  # seconds on the way to an accuracy, for each side
+LADDER = (4, 8, 16, 24, 32, 48, 64, 100)  # epochs of whole trainings, the shortest that is good enough counts
+LIMIT = 300.0  # seconds on the way to an accuracy, for each side
 
 
 def mipl_run(

@@ -13,9 +13,22 @@ from mipl.errors import SettingError, suggest
 T = TypeVar("T")
 
 
-def setting(default: Any, doc: str) -> Any:
-    """Return a dataclass field with one line of doc, shown by ``mipl methods`` and read by ``--set``."""
-    return dataclasses.field(default=default, metadata={"doc": doc})
+def setting(default: Any, doc: str, *, idle: Any = dataclasses.MISSING) -> Any:
+    """Return a dataclass field with one line of doc, shown by ``mipl methods`` and read by ``--set``.
+
+    ``idle``: the value at which it does nothing. At that value a run does not name it, so that runs recorded
+    before the setting existed stay what they are.
+    """
+    return dataclasses.field(default=default, metadata={"doc": doc, "idle": idle})
+
+
+def in_force(settings: Any) -> dict[str, Any]:
+    """Return the settings of a dataclass's instance, without those that do nothing."""
+    return {
+        name: getattr(settings, name)
+        for name, field in settings_of(type(settings)).items()
+        if getattr(settings, name) != field.metadata.get("idle", dataclasses.MISSING)
+    }
 
 
 def settings_of(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:

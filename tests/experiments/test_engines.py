@@ -39,6 +39,15 @@ def job(source, store, split=1, method="sam-cn", **params):
     return Job(source, method, {"epochs": 2, **params}, split, "stratified", 0, digest, str(store))
 
 
+def test_a_run_names_only_settings_that_do_something(source, tmp_path):
+    """So that a setting added later leaves the runs of before what they were."""
+    assert job(source, tmp_path).spec.recipe_settings["background"] == 0.3
+    plain = job(source, tmp_path, background=0.0)
+    assert "background" not in plain.spec.recipe_settings
+    assert "background" not in job(source, tmp_path, recipe="paper").spec.recipe_settings
+    assert plain.spec.hash != job(source, tmp_path).spec.hash
+
+
 def test_a_record_is_what_the_estimator_gives(source, tmp_path):
     run([job(source, tmp_path)])
     record = Store(tmp_path).get(job(source, tmp_path).spec)

@@ -126,7 +126,7 @@ def check_unseen(model: Any, bags: Bags) -> None:
     digest = bags.digest()
     if model.trained_on_.get("digest") == digest:
         raise DataError(
-            "The model was trained on these bags, on which it looks better than it is: calibrate on others."
+            "The model was trained on these bags, on which it looks better than it is: take others."
         )
     if model.calibration_ is not None and model.calibration_.digest == digest:
         raise DataError(

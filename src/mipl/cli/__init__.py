@@ -8,7 +8,8 @@ import warnings
 
 def main(argv: list[str] | None = None) -> int:
     """Run ``mipl`` and return its exit code; an error that a user can mend is one sentence and 2."""
-    from mipl.cli import data, experiments, models, paper, trust  # noqa: F401 (they add their verbs)
+    # they add their verbs
+    from mipl.cli import data, experiments, models, paper, serve, show, trust  # noqa: F401
     from mipl.cli.app import app
     from mipl.errors import MiplError
 

@@ -25,6 +25,7 @@ from mipl.metrics import evaluate
 from mipl.nn.network import BagNetwork
 from mipl.records.spec import RunSpec
 from mipl.records.store import Store
+from mipl.registry import in_force
 from mipl.training.progress import Report
 
 Outcome = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # a record's info and arrays
@@ -66,8 +67,8 @@ class Job:
             data_digest=self.data_digest,
             method=self.method,
             recipe=classifier.recipe,
-            hyper_parameters=dataclasses.asdict(method),
-            recipe_settings=dataclasses.asdict(recipe),
+            hyper_parameters=in_force(method),
+            recipe_settings=in_force(recipe),
             split=self.split,
             splits=self.splits,
             seed=self.seed,

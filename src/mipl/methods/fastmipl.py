@@ -142,7 +142,13 @@ class FastMIPL(Method):
         Under ``stable`` a narrower encoder and a higher rate come as far in 100 epochs. Which optimiser goes
         with the authors' rates is our choice: SGD hardly moves at them.
         """
-        whole = {"batch_size": None, "clip_norm": None, "instance_dropout": 0.0, "warmup": 0.0}
+        whole = {
+            "batch_size": None,
+            "clip_norm": None,
+            "instance_dropout": 0.0,
+            "warmup": 0.0,
+            "background": 0.0,
+        }
         if recipe != "paper":
             return {**whole, "lr": 0.03, "weight_decay": 0.0}
         epochs, lr, samples = PUBLISHED.get(dataset, OTHERWISE)

@@ -87,6 +87,7 @@ class MIPLGP(Method):
             "weight_decay": 0.0,
             "clip_norm": None,
             "instance_dropout": 0.0,
+            "background": 0.0,
             "warmup": 0.0,
         }
         if recipe != "paper":

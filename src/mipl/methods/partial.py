@@ -44,8 +44,8 @@ class PartialLabelMethod(Method):
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:
-        """Return the paper's width; for these methods it gives nothing else."""
-        return {"width": paper_width(dataset)} if recipe == "paper" else {}
+        """Return the paper's width, all that it gives for these methods. A pooled bag has no background."""
+        return {"width": paper_width(dataset)} if recipe == "paper" else {"background": 0.0}
 
     def build(
         self, feature_shape: tuple[int, ...], k: int, encoder: nn.Module | None = None

@@ -20,7 +20,9 @@ class TrustingMethod(AttentionMethod):
     """A method on the shared network whose loss asks nothing of the candidates but their weights."""
 
     trust: float | str = setting(
-        1.0, "chance that the truth is a candidate, in (0, 1], or estimate; below 1 a bag may leave its set"
+        1.0,
+        "chance that the truth is a candidate, in (0, 1], or estimate; below 1 a bag may leave its set",
+        idle=1.0,
     )
 
     def __post_init__(self) -> None:

@@ -97,14 +97,15 @@ class ImageEncoder(nn.Module):
         if x.ndim == 3:
             x = x[:, None]
         x = x.contiguous(memory_format=torch.channels_last)
-        parts = x.split(self.PART) if self.training and x.device.type == "cpu" else (x,)
+        parts = torch.split(x, self.PART) if self.training and x.device.type == "cpu" else (x,)
         x = torch.cat([self._maps(part) for part in parts])
         features: Tensor = self.dropout(self.linear(x.flatten(1)).relu())
         return features
 
     def _maps(self, x: Tensor) -> Tensor:
         x = self.pool(self.conv1(x)).relu()
-        return self.pool(self.conv2(x)).relu()
+        maps: Tensor = self.pool(self.conv2(x)).relu()
+        return maps
 
 
 def make_encoder(feature_shape: tuple[int, ...], width: int, dropout: float) -> nn.Module:

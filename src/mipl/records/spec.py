@@ -17,8 +17,8 @@ class RunSpec:
     data_digest: str  # the bags themselves, so that changed data are another run
     method: str
     recipe: str
-    hyper_parameters: dict[str, Any]  # of the method, every one
-    recipe_settings: dict[str, Any]  # of the recipe, every one
+    hyper_parameters: dict[str, Any]  # of the method, every one that does something
+    recipe_settings: dict[str, Any]  # of the recipe, as well
     split: int
     splits: str  # "stratified" or "official"
     seed: int

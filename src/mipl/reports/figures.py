@@ -199,12 +199,14 @@ def attention_strip(
     *,
     columns: int = 10,
     most: int = 40,
+    first: int = 1,
 ) -> Figure:
     """Return a bag's instances in the order of their attention, with its share as a bar under each.
 
     ``attention`` (n,) is not negative, ``positives`` (n,) marks the instances of the true class by a frame,
-    ``images`` (n, h, w) hold ink from 0 to 1; without them the bars stand alone. At most ``most`` instances
-    are drawn, in rows of ``columns``, and a line says what is left out.
+    ``images`` hold ink (n, h, w) or colours (n, h, w, 3), from 0 to 1; without them the bars stand alone. At
+    most ``most`` instances are drawn, in rows of ``columns``, and a line says what is left out. ``first`` is
+    the number of the first instance.
     """
     share, positive = _shares(attention), np.zeros(np.shape(attention), dtype=bool)
     if positives is not None:
@@ -248,7 +250,7 @@ def attention_strip(
         )
         ax.plot([column + 0.06, column + 0.94], [base, base], color=MUTED, linewidth=0.7)
         ax.text(column + 0.5, base - 0.05, _percent(share[i]), ha="center", va="top", fontsize=9.5)
-        ax.text(column + 0.5, base - 0.38, f"#{i + 1}", ha="center", va="top", fontsize=8.6, color=MUTED)
+        ax.text(column + 0.5, base - 0.38, f"#{i + first}", ha="center", va="top", fontsize=8.6, color=MUTED)
         equal = base + scale / share.size  # the height of every bar if all instances counted the same
         ax.plot([column, column + 1], [equal, equal], color=INK, linewidth=0.8, linestyle=(0, (2, 2)))
     if len(rest):

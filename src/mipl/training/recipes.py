@@ -47,7 +47,9 @@ class Recipe:
         40, "inputs above which an encoder layer and the score slow down; none: never"
     )
     background: float = setting(
-        0.3, "price of a class read off the instances with little attention; 0 where absence is a class"
+        0.3,
+        "price of a class read off the instances with little attention; 0 where absence is a class",
+        idle=0.0,
     )
     rate: Literal["cosine", "constant"] = setting("cosine", "course of the learning rate: cosine or constant")
     clip_norm: float | None = setting(1.0, "largest norm of a step's gradient; none: no clipping")

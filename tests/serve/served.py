@@ -1,0 +1,107 @@
+"""What the tests of the server share: a small model, bags that it errs on, bodies, and a process."""
+
+import contextlib
+import functools
+import io
+import os
+import subprocess
+import sys
+import threading
+from urllib.parse import urlsplit
+
+import h5py
+import numpy as np
+
+from mipl import CDLClassifier
+from mipl.data.bags import Bags
+from mipl.data.benchmarks import gaussian_bags
+from mipl.serve.app import make_app
+from mipl.serve.board import Board
+from mipl.serve.reviews import Reviews
+from mipl.serve.server import Announced, configured, listen
+
+NAMES = ["ash", "birch", "cedar", "elm"]
+
+
+def noisy_bags(first, last):
+    """Bags on which a model errs now and then."""
+    bags = gaussian_bags(bags=last, k=4)
+    rng = np.random.default_rng(0)
+    arrays = [bag.instances + 4 * rng.normal(size=bag.instances.shape) for bag in bags]
+    known = (bags.candidates[first:last], bags.labels[first:last], NAMES)
+    return Bags.from_list(arrays[first:last], *known, ids=[f"bag{i}" for i in range(first, last)])
+
+
+@functools.cache
+def small_model():
+    """Trained once for all tests, on bags 0 to 119."""
+    return CDLClassifier(epochs=5, random_state=0).fit(noisy_bags(0, 120))
+
+
+def app_of(model, bags=None, path=None, **kwargs):
+    if bags is None:
+        return make_app(model, **kwargs)
+    board = Board(model, bags)
+    return make_app(model, board, Reviews(path, board.place, board.classes), **kwargs)
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def h5(**arrays):
+    file = io.BytesIO()
+    with h5py.File(file, "w") as store:
+        for name, array in arrays.items():
+            store[name] = array
+    return file.getvalue()
+
+
+def save_files(folder, bags):
+    small_model().save(folder / "model")
+    bags.save(folder / "bags.npz")
+    return folder
+
+
+@contextlib.contextmanager
+def in_a_thread(app):
+    """Yield the address of an app that a thread serves: a process of its own takes seconds to start."""
+    ready = threading.Event()
+    server = Announced(configured(app), ready.set)
+    with listen("127.0.0.1", 0) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            assert ready.wait(60)
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@contextlib.contextmanager
+def serving(files, reviews, *words):
+    """Yield the process of ``mipl serve`` over what `save_files` wrote, and its address."""
+    command = [sys.executable, "-m", "mipl.cli", "serve", files / "model", "--data", files / "bags.npz"]
+    log = reviews.with_suffix(".log").open("w")  # a pipe that nobody reads would stop the server when full
+    process = subprocess.Popen(
+        [str(word) for word in (*command, "--reviews", reviews, "--port", "0", *words)],
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        env={key: value for key, value in os.environ.items() if key != "MIPL_TOKEN"},
+    )
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("Serving on http://127.0.0.1:"), log_of(reviews)
+        yield process, urlsplit(line.split()[-1]).netloc
+    finally:
+        process.kill()
+        process.communicate()
+        log.close()
+
+
+def log_of(reviews):
+    return reviews.with_suffix(".log").read_text()

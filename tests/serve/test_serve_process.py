@@ -1,0 +1,111 @@
+"""``mipl serve`` as a process: it starts, refuses what is slow, and stops without losing a review."""
+
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import sqlite3
+import threading
+
+import pytest
+from served import NAMES, app_of, in_a_thread, log_of, noisy_bags, save_files, serving, small_model
+
+import mipl
+from mipl.cli import main
+from mipl.serve.bodies import Limits
+from mipl.serve.server import Prompt, check_token, is_local, listen
+
+BAGS = noisy_bags(120, 160)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return save_files(tmp_path_factory.mktemp("served"), BAGS)
+
+
+def test_sigterm_under_load_loses_no_accepted_review(files, tmp_path):
+    accepted = [[] for _ in range(8)]
+
+    def send(client, address, enough):
+        """Send one label after the other of the client's own bag, until the server is gone."""
+        connection = http.client.HTTPConnection(address, timeout=60)
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            for number in range(100_000):
+                label = NAMES[number % 4]
+                body = json.dumps({"bag_id": f"bag{120 + client}", "label": label})
+                connection.request("POST", "/reviews", body, {"content-type": "application/json"})
+                answer = connection.getresponse()
+                if answer.read() and answer.status == 200:
+                    accepted[client].append(label)
+                if number == 5:
+                    enough.release()
+
+    with serving(files, tmp_path / "r.sqlite") as (process, address):
+        enough = threading.Semaphore(0)
+        clients = [threading.Thread(target=send, args=(i, address, enough)) for i in range(8)]
+        for client in clients:
+            client.start()
+        for _ in clients:  # every client is at work
+            assert enough.acquire(timeout=120)
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        for client in clients:
+            client.join(60)
+        assert process.returncode == 0
+    lines = [json.loads(line) for line in log_of(tmp_path / "r.sqlite").splitlines()]
+    assert {line["status"] for line in lines if line["event"] == "request"} == {200}
+    with sqlite3.connect(tmp_path / "r.sqlite") as file:
+        for i, labels in enumerate(accepted):
+            query = "SELECT label FROM reviews WHERE bag_id = ? ORDER BY number"
+            kept = [label for (label,) in file.execute(query, (f"bag{120 + i}",))]
+            assert len(labels) >= 6
+            assert kept[: len(labels)] == labels  # and at most the one that was on its way
+            assert len(kept) <= len(labels) + 1
+    file.close()
+
+
+def test_what_is_slow_or_no_http_is_given_up(monkeypatch):
+    """Headers and bodies that stop on the way or do not end: each is told so, and closed."""
+    monkeypatch.setattr(Prompt, "patience", 0.2)
+    head = "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    whole = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with in_a_thread(app_of(small_model(), limits=Limits(seconds=0.2))) as address:
+        for sent, said in (
+            (f"{head}Content-Length: 100\r\n\r\n{{", "The body did not arrive within 0.2 s."),
+            (head, "The headers of a request did not arrive in time."),
+            (whole + head, "The headers of a request did not arrive in time."),
+            ("", "The headers of a request did not arrive in time."),
+            (f"{head}X: {'x' * 10**6}", "This is not a valid HTTP request, or its headers are too long."),
+        ):
+            with socket.create_connection(address.split(":"), timeout=60) as connection:
+                connection.sendall(sent.encode())
+                answer = b"".join(iter(lambda: connection.recv(4096), b""))
+                assert b"HTTP/1.1 40" in answer
+                assert answer.endswith(f'"{said}"}}'.encode())
+
+
+def test_strangers_need_a_token(files, capsys, monkeypatch):
+    monkeypatch.delenv("MIPL_TOKEN", raising=False)
+    for words in (["--host", "0.0.0.0"], ["--host", "::"], ["--host", "example.org"]):
+        assert main(["serve", str(files / "model"), "--port", "0", *words]) == 2
+        assert "a token is needed: set MIPL_TOKEN" in capsys.readouterr().err
+    assert main(["serve", str(files / "model"), "--token", "short"]) == 2
+    assert "16 or more" in capsys.readouterr().err
+    for host, local in (("127.0.0.1", True), ("127.8.8.8", True), ("0.0.0.0", False), ("example.org", False)):
+        assert is_local(host) == local
+    check_token("0.0.0.0", "a-long-enough-token")
+
+
+def test_a_start_that_fails_is_one_sentence(files, tmp_path, capsys):
+    with listen("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main(["serve", str(files / "model"), "--port", port]) == 2
+        assert f"Cannot listen on 127.0.0.1, port {port}" in capsys.readouterr().err
+    assert main(["serve", str(tmp_path), "--port", "0"]) == 2
+    assert "is not a model folder" in capsys.readouterr().err
+    assert main(["serve", str(files / "model"), "--port", "0", "--max-bags", "0"]) == 2
+    assert "The limit of bags is 0" in capsys.readouterr().err
+    with pytest.raises(mipl.errors.StorageError, match="Cannot listen"):
+        listen("192.0.2.1", 0)

@@ -1,0 +1,185 @@
+"""Attention of single bags: the table, the figure and the files."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mipl import make_classifier
+from mipl.data.bags import Bag, Bags
+from mipl.errors import DataError, SettingError, StorageError
+from mipl.explain import COLUMNS, Explanation, explain, file_names, write_explanations
+
+
+@pytest.fixture(scope="module")
+def slides():
+    """Bags of patches on a grid."""
+    rng = np.random.default_rng(0)
+    arrays, places = [], []
+    for i in range(20):
+        spots = np.stack(np.meshgrid(np.arange(6), np.arange(5)), -1).reshape(-1, 2) * 256
+        kept = rng.random(30) < 0.7
+        places.append(spots[kept])
+        arrays.append(rng.normal(size=(kept.sum(), 4)) + 2 * (i % 3))
+    labels = [i % 3 for i in range(20)]
+    sets = [{y, (y + 1) % 3} for y in labels]
+    ids = [f"slide-{i}" for i in range(20)]
+    return Bags.from_list(arrays, sets, labels, ["a", "b", "c"], ids=ids, coordinates=places)
+
+
+@pytest.fixture(scope="module")
+def model(slides):
+    return make_classifier("sam-cn", epochs=3).fit(slides)
+
+
+def texts(figure):
+    return [text.get_text() for text in figure.texts]
+
+
+def test_an_explanation_is_what_the_model_says_of_the_bag(model, slides):
+    first, second = explain(model, slides, ["slide-7", "slide-2", "slide-7"])
+    assert (first.bag.id, second.bag.id) == ("slide-7", "slide-2")
+    p = model.predict_proba(slides[7:8])[0]
+    assert first.label == str(model.classes_[p.argmax()])
+    assert first.confidence == pytest.approx(p.max(), abs=1e-6)
+    assert first.truth == "b"
+    np.testing.assert_allclose(first.attention, model.attention_weights(slides[7:8])[0], atol=1e-6)
+    assert (first.places == slides[7].coordinates).all()
+
+
+def test_the_classes_of_the_bags_may_be_in_another_order(model, slides):
+    other = Bags.from_list([slides[0].instances], None, ["c"], ["c", "a", "b"])
+    (found,) = explain(model, other, ["0"])
+    assert found.truth == "c"
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=30))
+def test_rows_rank_the_instances_from_the_most_attention_on(scores):
+    attention = np.array(scores, dtype=float) + 1
+    bag = Bag("b", np.zeros((len(scores), 2)), coordinates=np.arange(2 * len(scores)).reshape(-1, 2))
+    rows = Explanation(bag, "a", 0.5, None, attention / attention.sum()).rows()
+    assert [row["index"] for row in rows] == list(range(len(scores)))
+    assert [(row["x"], row["y"]) for row in rows] == [(2 * i, 2 * i + 1) for i in range(len(scores))]
+    ranked = sorted(rows, key=lambda row: row["rank"])
+    assert [row["rank"] for row in ranked] == list(range(1, len(scores) + 1))
+    # an independent route: falling attention, and where it is equal the order in the bag
+    assert [row["index"] for row in ranked] == sorted(range(len(scores)), key=lambda i: (-attention[i], i))
+
+
+def test_the_figure_is_a_heat_map_where_there_are_places(model, slides):
+    (found,) = explain(model, slides, ["slide-1"])
+    figure = found.figure()
+    cells = next(c for c in figure.axes[0].collections if c.get_label() == "cells")
+    np.testing.assert_allclose(cells.get_array(), found.attention * len(found.attention))
+    assert texts(figure)[0] == "slide-1"
+    assert f"predicted {found.label}, confidence {found.confidence:.1%}; true label b" in texts(figure)
+
+
+@pytest.mark.parametrize(
+    ("instances", "shape"),
+    [
+        (np.ones((5, 8, 8), dtype=np.uint8) * 51, (8, 8)),
+        (np.ones((5, 1, 8, 8)) * 0.2, (8, 8)),
+        (np.ones((5, 3, 8, 8), dtype=np.uint8) * 51, (8, 8, 3)),
+        (np.ones((5, 2, 8, 8)) * 0.2, (8, 8)),
+    ],
+    ids=["uint8", "one channel", "colours", "two channels"],
+)
+def test_images_are_drawn_in_the_order_of_attention(instances, shape):
+    attention = np.array([0.1, 0.4, 0.2, 0.05, 0.25])
+    bag = Bag("b", instances, label=0, instance_labels=np.array([-1, 0, -1, -1, -1]))
+    figure = Explanation(bag, "a", 0.5, "a", attention).figure()
+    (ax,) = figure.axes
+    assert [image.get_array().shape for image in ax.images] == [shape] * 5
+    assert np.asarray(ax.images[0].get_array()).max() == pytest.approx(0.2)
+    numbers = [text.get_text() for text in ax.texts if text.get_text().startswith("#")]
+    assert numbers == ["#1", "#4", "#2", "#0", "#3"]  # the indices of the CSV
+    assert any("framed: of the true class" in text for text in texts(figure))
+
+
+def test_normalised_images_are_brought_into_range():
+    instances = np.random.default_rng(0).normal(size=(3, 3, 8, 8))
+    figure = Explanation(Bag("b", instances), "a", 0.5, None, np.ones(3) / 3).figure()
+    shown = np.stack([image.get_array() for image in figure.axes[0].images])
+    assert (shown.min(), shown.max()) == (0, 1)
+
+
+@pytest.mark.parametrize("coordinates", [None, np.zeros((4, 3))], ids=["none", "three columns"])
+def test_vectors_without_places_are_bars(coordinates):
+    bag = Bag("b", np.zeros((4, 6)), coordinates=coordinates)
+    found = Explanation(bag, "a", 0.5, None, np.array([0.1, 0.6, 0.1, 0.2]))
+    bars = [patch for patch in found.figure().axes[0].patches if patch.get_label() == "share"]
+    heights = [bar.get_height() for bar in bars]
+    np.testing.assert_allclose(np.divide(heights, heights[0]), np.array([0.6, 0.2, 0.1, 0.1]) / 0.6)
+    assert {(row["x"], row["y"]) for row in found.rows()} == {(None, None)}
+
+
+def test_long_and_odd_names_stay_inside_the_figure():
+    bag = Bag("$x^2$_" + "long " * 40, np.zeros((2, 3)))
+    figure = Explanation(bag, "$a$", 0.5, None, np.array([0.5, 0.5])).figure()
+    figure.draw_without_rendering()
+    for text in figure.texts:
+        box = text.get_window_extent()
+        assert figure.bbox.x0 <= box.x0
+        assert box.x1 <= figure.bbox.x1
+        assert figure.axes[0].bbox.y1 <= box.y0
+        assert box.y1 <= figure.bbox.y1
+
+
+def test_the_files_hold_the_same(model, slides, tmp_path):
+    found = explain(model, slides, ["slide-3", "slide-4"])
+    listed = write_explanations(tmp_path / "out", found)
+    assert json.loads((tmp_path / "out" / "explain.json").read_text())["bags"] == listed
+    names = {name for about in listed for name in about["files"]} | {"explain.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    with (tmp_path / "out" / "slide-4.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert [float(row["attention"]) for row in rows] == found[1].attention.tolist()
+    assert [(float(row["x"]), float(row["y"])) for row in rows] == list(map(tuple, slides[4].coordinates))
+    assert (tmp_path / "out" / "slide-3.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "out" / "slide-3.svg").read_text(encoding="utf-8")
+    before = (tmp_path / "out" / "slide-3.svg").read_bytes()
+    write_explanations(tmp_path / "out", found[:1])  # an older folder is replaced whole, with the same bytes
+    assert not (tmp_path / "out" / "slide-4.csv").exists()
+    assert (tmp_path / "out" / "slide-3.svg").read_bytes() == before
+
+
+def test_a_failure_leaves_what_was_there(model, slides, tmp_path):
+    write_explanations(tmp_path / "out", explain(model, slides, ["slide-3"]))
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    broken = Explanation(slides[5], "a", 0.5, None, np.full(len(slides[5]), -1.0))
+    with pytest.raises(DataError, match="negative"):
+        write_explanations(tmp_path / "out", [*explain(model, slides, ["slide-4"]), broken])
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(StorageError, match="not replaced"):
+        write_explanations(tmp_path / "mine", explain(model, slides, ["slide-3"]))
+
+
+@given(st.lists(st.text(max_size=90), min_size=1, max_size=8))
+def test_every_id_has_a_file_name_of_its_own(ids):
+    names = file_names(ids)
+    assert len({name.lower() for name in names}) == len(ids)
+    for name in names:
+        assert name
+        assert not set(name) & set('/\\:*?"<>|\0\n $')
+        assert not name.startswith(".")
+
+
+def test_an_unknown_bag_suggests_the_nearest(model, slides):
+    with pytest.raises(DataError, match=r"no bag 'slide_17' in the data. Did you mean 'slide-17'\?"):
+        explain(model, slides, ["slide-1", "slide_17"])
+    with pytest.raises(DataError, match="Did you mean 'slide-"):  # however far it is
+        explain(model, slides, ["s"])
+
+
+@pytest.mark.parametrize("name", ["proden", "fastmipl", "miplgp"])
+def test_a_method_without_attention_says_so(name, slides):
+    other = make_classifier(name, epochs=1).fit(slides)
+    with pytest.raises(SettingError, match=f"{name} has no attention over instances"):
+        explain(other, slides, ["slide-1"])
