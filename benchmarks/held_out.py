@@ -38,8 +38,14 @@ REPO = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = REPO / "results" / "trust" / "held_out.json", REPO / "docs" / "trust.md"
 FOLDERS = {"birdsong-mipl": "hja-birdsong", "crc5-sbn": "crc-tiles"}
 CALIBRATED = ("sam-cn", "elimipl", "miplma")
-# (method, γ), in the order in which they would be taken without a search
-GRID = (("sam-cn", 1.0), ("sam-cc", 1.0), ("sam-cn", 0.0), ("sam-cn", 3.0), ("sam-cc", 3.0))
+# (method, what is given), in the order in which they would be taken without a search
+GRID: tuple[tuple[str, dict[str, float]], ...] = (
+    ("sam-cn", {}),
+    ("sam-cc", {"gamma": 1.0}),
+    ("sam-cn", {"gamma": 0.0}),
+    ("sam-cn", {"gamma": 3.0}),
+    ("sam-cc", {"gamma": 3.0}),
+)
 NOISES = (0.0, 0.3, 0.5)
 METRICS = {"accuracy": accuracy, "ece": expected_calibration_error, "area": area_under_risk_coverage}
 Floats = NDArray[np.float64]
@@ -151,21 +157,20 @@ def normalised(logs: Floats) -> Floats:
 
 
 def noisy(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return accuracy, ECE and area under class noise, plain and with a trust."""
+    """Return accuracy, ECE and area under class noise, plain and with a trust, on the splits of both."""
     rows = []
     for noise in NOISES:
         dataset = "birdsong-mipl" + (f" class noise {noise:g}" if noise else "")
-        ways: dict[str, dict[str, Any]] = {
-            "plain": {} if noise else {"gamma": 1.0},
-            "estimated": {"trust": "estimate"},
-        }
-        ways["given"] = {"trust": 1.0 - noise}
-        for way, given in ways.items():
-            found = runs(records, dataset, "sam-cn", **given)
+        ways: dict[str, dict[str, Any]] = {"plain": {}, "trust estimated": {"trust": "estimate"}}
+        if noise:
+            ways["trust given, one for all sizes"] = {"trust": 1.0 - noise}
+        each = same_splits([runs(records, dataset, "sam-cn", **given) for given in ways.values()])
+        for way, found in zip(ways, each, strict=True):
             if not found:
                 continue
             values = np.array([measured(log_p(record), record.arrays["labels"]) for record in found])
             trust = [record.info["trust"] for record in found if "trust" in record.info]
+            names = trust[0] if trust else ()
             rows.append(
                 {
                     "noise": noise,
@@ -173,9 +178,7 @@ def noisy(records: Sequence[Record]) -> list[dict[str, Any]]:
                     "splits": len(found),
                     "accuracy_std": float(values[:, 0].std(ddof=1)),
                     **dict(zip(METRICS, values.mean(axis=0).tolist(), strict=True)),
-                    "trust": {name: float(np.mean([t[name] for t in trust])) for name in trust[0]}
-                    if trust
-                    else None,
+                    "trust": {name: float(np.mean([own[name] for own in trust])) for name in names},
                 }
             )
     return rows
@@ -183,7 +186,7 @@ def noisy(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 def measure(records: Sequence[Record], opened: dict[str, Any], draws: int) -> dict[str, Any]:
     """Return all that the tables need; data sets without runs are left out."""
-    grid = [runs(records, "birdsong-mipl", method, gamma=gamma) for method, gamma in GRID]
+    grid = same_splits([runs(records, "birdsong-mipl", method, **given) for method, given in GRID])
     plain = {name: [runs(records, name, method) for method in CALIBRATED] for name in opened}
     return {
         "command": "python benchmarks/held_out.py --raw FOLDER",
@@ -194,7 +197,7 @@ def measure(records: Sequence[Record], opened: dict[str, Any], draws: int) -> di
             for method, found in zip(CALIBRATED, same_splits(plain[dataset]), strict=True)
             for row in calibrated(found, bags, draws)
         ],
-        "grid": [f"{method}, γ = {gamma:g}" for method, gamma in GRID],
+        "grid": [f"{method}, γ = {given.get('gamma', 1.0):g}" for method, given in GRID],
         "each": [
             dict(
                 zip(
@@ -231,7 +234,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     ]
     noise.append("|---" * 8 + "|")
     for row in found["noise"]:
-        trust = row["trust"] or {}
+        trust = row["trust"]
         cells = [f"{trust[name]:.2f}" if name in trust else "–" for name in ("trust_2", "trust_1")]
         spread = f"{100 * row['accuracy']:.1f} ± {100 * row['accuracy_std']:.1f}"
         noise.append(
