@@ -13,6 +13,10 @@ from mipl.metrics import (
     approximated_accuracy_scorer,
     covering_rate,
     covering_rate_scorer,
+    first_near_best,
+    first_within_one_error,
+    set_log_likelihood,
+    set_log_likelihood_scorer,
 )
 
 SCORERS = {"covering": covering_rate_scorer, "approximated": approximated_accuracy_scorer}
@@ -81,6 +85,32 @@ def test_with_true_probabilities_the_approximated_accuracy_is_the_accuracy():
     assert approximated_accuracy(p, candidates) == pytest.approx(accuracy(p, labels), abs=0.01)
 
 
+def test_the_likelihood_of_sets_is_highest_for_the_true_probabilities():
+    m, k = 40_000, 5
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.full(k, 0.7), size=m)
+    labels = (p.cumsum(axis=1) < rng.random((m, 1))).sum(axis=1).clip(max=k - 1)
+    candidates = add_false_positives(labels, k, 2, "posterior")
+    by_loop = [np.log(sum(row[c] for c in range(k) if S[c])) for row, S in zip(p, candidates, strict=True)]
+    truth = set_log_likelihood(np.log(p), candidates)
+    assert truth == pytest.approx(np.mean(by_loop))
+    for power in (0.6, 0.8, 1.3, 2.0):  # less and more sure than right
+        q = p**power
+        assert set_log_likelihood(np.log(q / q.sum(axis=1, keepdims=True)), candidates) < truth
+    far = np.array([[0.0, -800.0]])
+    assert set_log_likelihood(far, [[0, 1]]) == -800.0  # no logarithm of 0
+
+
+def test_the_first_within_one_error_of_the_best_is_taken():
+    best = np.array([0.9, 0.8, 0.7, 0.8])
+    noisy, shifted = best - [0.1, -0.1, 0.1, -0.09], best - 0.01  # a little worse: by chance, or always
+    assert first_near_best([shifted, best]) == 1
+    assert first_near_best([noisy, best]) == 0
+    assert first_near_best([best, best]) == 0
+    columns = {f"split{i}_test_score": row for i, row in enumerate(np.stack([shifted, noisy, best]).T)}
+    assert first_within_one_error({"mean_fit_time": [0, 0, 0], **columns}) == 1
+
+
 @pytest.mark.parametrize(
     ("p", "candidates", "sentence"),
     [
@@ -140,9 +170,18 @@ def test_a_grid_search_without_any_true_label(hidden, unlabelled):
 
 def test_a_search_over_an_attention_method(unlabelled):
     search = GridSearchCV(
-        make_classifier("sam-cn", epochs=2), {"competitor": ["cc", "cn"]}, scoring=covering_rate_scorer, cv=2
+        make_classifier("sam-cn", epochs=2),
+        {"competitor": ["cn", "cc"], "gamma": [1.0]},
+        scoring=set_log_likelihood_scorer,
+        refit=first_within_one_error,
+        cv=2,
     )
-    assert np.isfinite(search.fit(unlabelled).best_score_)
+    search.fit(unlabelled)
+    scores = search.cv_results_["mean_test_score"]
+    assert np.isfinite(scores).all()
+    assert (scores < 0).all()
+    assert search.best_params_["gamma"] == 1.0
+    assert search.predict(unlabelled).shape == (72,)
 
 
 @pytest.mark.parametrize("scorer", SCORERS.values())

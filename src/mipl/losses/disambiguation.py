@@ -31,19 +31,24 @@ def mdl_loss(logits: Tensor, candidates: Tensor, weights: Tensor) -> Tensor:
 
 
 def cdl_loss(
-    logits: Tensor, candidates: Tensor, weights: Tensor, competitor: Competitor = "cn", gamma: float = 1.0
+    logits: Tensor,
+    candidates: Tensor,
+    weights: Tensor,
+    competitor: Competitor = "cn",
+    gamma: float = 1.0,
+    favoured: Tensor | None = None,
 ) -> Tensor:
     """Calibratable disambiguation loss (b,): (1 − q + φ)^γ Σ_S −w log p (Eq. 14).
 
     q is the strongest candidate's probability, φ the second candidate's (``cc``, Eq. 16) or the strongest
     non-candidate's (``cn``, Eq. 17). The gradient flows through both (Proposition 2). φ = 0 where there is
-    no competitor: one candidate only (cc), or every label a candidate (cn).
+    no competitor: one candidate only (cc), or every label a candidate (cn). ``favoured`` (b, k) bool: the
+    classes that take the candidates' place in q and φ, where weights go beyond what is favoured.
     """
     _check(logits, candidates, weights, gamma)
     log_p = logits.log_softmax(dim=1)
-    return (1.0 - margin(log_p, candidates, competitor)).clamp(min=1e-12) ** gamma * _disambiguation(
-        log_p, candidates, weights
-    )
+    ahead = margin(log_p, candidates if favoured is None else favoured, competitor)
+    return (1.0 - ahead).clamp(min=1e-12) ** gamma * _disambiguation(log_p, candidates, weights)
 
 
 def margin(log_p: Tensor, candidates: Tensor, competitor: Competitor = "cn") -> Tensor:

@@ -64,6 +64,10 @@ class Method(ABC):
     def log_proba(self, net: Any, batch: BagBatch) -> Tensor:
         """Return log-probabilities (b, k)."""
 
+    def table(self, candidates: Tensor, initial: Tensor | None, members: int = 1) -> PseudoLabels:
+        """Return the table of weights for training bags, those of ``members`` networks trained as one."""
+        return PseudoLabels(candidates, initial)
+
     def fit(
         self,
         net: Any,

@@ -11,14 +11,15 @@ from torch import Tensor
 from mipl.data.batch import BagBatch
 from mipl.errors import SettingError
 from mipl.losses import cdl_loss
-from mipl.methods.base import CDL_PAPER, METHODS, AttentionMethod, Clock
+from mipl.methods.base import CDL_PAPER, METHODS, Clock
+from mipl.methods.trusting import TrustingMethod
 from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
 
 
 @dataclasses.dataclass(frozen=True)
-class CDL(AttentionMethod):
+class CDL(TrustingMethod):
     """MDL times a power of (1 − margin): ambiguous bags keep their full signal, separated ones less."""
 
     logits_alone = True
@@ -51,7 +52,8 @@ class CDL(AttentionMethod):
     ) -> Tensor:
         """Return the CDL of each bag (b,): Eq. 14 with the weights of Eq. 15 updated first (Algorithm 1)."""
         logits, candidates, weights = self.disambiguate(output, batch, table, clock)
-        return cdl_loss(logits, candidates, weights, self.competitor, self.gamma * clock.gamma)
+        favoured = self.favoured(batch, weights)
+        return cdl_loss(logits, candidates, weights, self.competitor, self.gamma * clock.gamma, favoured)
 
 
 for _attention in ("dam", "sam", "mam"):

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from mipl.data.batch import BagBatch
 from mipl.losses import mdl_loss
-from mipl.methods.base import CDL_PAPER, METHODS, AttentionMethod, Clock
+from mipl.methods.base import CDL_PAPER, METHODS, Clock
+from mipl.methods.trusting import TrustingMethod
 from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 
 
 @dataclasses.dataclass(frozen=True)
-class MDL(AttentionMethod):
+class MDL(TrustingMethod):
     """Cross-entropy against the pseudo-label weights."""
 
     logits_alone = True

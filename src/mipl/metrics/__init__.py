@@ -24,6 +24,11 @@ from mipl.metrics.partial import (
     approximated_accuracy_scorer,
     covering_rate,
     covering_rate_scorer,
+    first_near_best,
+    first_within_one_error,
+    set_log_likelihood,
+    set_log_likelihood_scorer,
+    set_log_likelihoods,
 )
 from mipl.metrics.selective import (
     CoverageCurve,
@@ -54,9 +59,14 @@ __all__ = [
     "covering_rate_scorer",
     "evaluate",
     "expected_calibration_error",
+    "first_near_best",
+    "first_within_one_error",
     "maximum_calibration_error",
     "negative_log_likelihood",
     "reliability_curve",
+    "set_log_likelihood",
+    "set_log_likelihood_scorer",
+    "set_log_likelihoods",
 ]
 
 

@@ -3,11 +3,14 @@
 Covering rate and approximated accuracy are those of Wang, Wu, Wang, Niu, Zhang, Sugiyama: Realistic
 Evaluation of Deep Partial-Label Learning Algorithms, ICLR 2025. Neither is an estimate of the accuracy: both
 serve to compare models on the same bags. The scorers at the end are for scikit-learn's searches over bags,
-``GridSearchCV(model, grid, scoring=covering_rate_scorer).fit(bags)``.
+``GridSearchCV(model, grid, scoring=covering_rate_scorer).fit(bags)``; with ``refit=first_within_one_error``
+a search leaves the first settings of its grid only for what is better beyond chance.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -50,6 +53,45 @@ def approximated_accuracy(probabilities: npt.ArrayLike, candidates: npt.ArrayLik
     return float((share * covered).mean())
 
 
+def set_log_likelihood(log_probabilities: npt.ArrayLike, candidates: npt.ArrayLike) -> float:
+    """Mean over the bags of log Σ_S p, from log-probabilities (m, k) and 0/1 candidates (m, k).
+
+    Where sets hold the true label and a set is equally probable under each of its labels, this is, up to a
+    constant, the log-likelihood of the sets: in expectation the true probabilities have the highest, so that
+    it counts calibration as well as accuracy. Where false candidates look like the truth it has no objection
+    to too much certainty.
+    """
+    return float(set_log_likelihoods(log_probabilities, candidates).mean())
+
+
+def set_log_likelihoods(log_probabilities: npt.ArrayLike, candidates: npt.ArrayLike) -> Floats:
+    """Return log Σ_S p of every bag (m,), as :func:`set_log_likelihood` takes the mean of."""
+    log_p = np.asarray(log_probabilities, dtype=np.float64)
+    _, inside = _checked(np.exp(log_p), candidates)
+    return np.asarray(np.logaddexp.reduce(np.where(inside, log_p, -np.inf), axis=1))
+
+
+def first_within_one_error(cv_results: Mapping[str, Any]) -> int:
+    """Return the first settings of a grid whose score is within one standard error of the best.
+
+    For ``GridSearchCV(…, refit=first_within_one_error)``. The standard error is that of the mean difference
+    to the best over the same folds. List first what you would take without a search.
+    """
+    folds = [value for name, value in cv_results.items() if re.fullmatch(r"split\d+_test_score", name)]
+    return first_near_best(np.stack(folds, axis=1))  # (settings, folds)
+
+
+def first_near_best(scores: npt.ArrayLike) -> int:
+    """Return the first row of scores (settings, n) whose mean is within one standard error of the best.
+
+    Column i has the scores of all settings on the same fold or bag: the error is that of the differences.
+    """
+    table = np.asarray(scores, dtype=np.float64)
+    short = table[table.mean(axis=1).argmax()] - table  # (settings, n)
+    error = short.std(axis=1, ddof=1) / np.sqrt(table.shape[1])
+    return int((short.mean(axis=1) <= error).argmax())
+
+
 def covering_rate_scorer(estimator: Any, bags: Any, y: Any = None) -> float:
     """:func:`covering_rate` of a fitted classifier on bags that carry candidate sets; ``y`` is not read."""
     return covering_rate(estimator.predict_proba(bags), _sets(estimator, bags))
@@ -58,6 +100,11 @@ def covering_rate_scorer(estimator: Any, bags: Any, y: Any = None) -> float:
 def approximated_accuracy_scorer(estimator: Any, bags: Any, y: Any = None) -> float:
     """:func:`approximated_accuracy` of a fitted classifier on bags with candidate sets; ``y`` is not read."""
     return approximated_accuracy(estimator.predict_proba(bags), _sets(estimator, bags))
+
+
+def set_log_likelihood_scorer(estimator: Any, bags: Any, y: Any = None) -> float:
+    """:func:`set_log_likelihood` of a fitted classifier on bags with candidate sets; ``y`` is not read."""
+    return set_log_likelihood(estimator.predict_log_proba(bags), _sets(estimator, bags))
 
 
 def _sets(estimator: Any, bags: Any) -> Bools:

@@ -15,7 +15,6 @@ from mipl.data.batch import BagBatch, BagLoader
 from mipl.methods.base import Method
 from mipl.nn.members import Members, can_be_member, layer_parameters
 from mipl.nn.network import BagNetwork
-from mipl.pseudo_labels import PseudoLabels
 from mipl.training.flat import FlatParameters
 from mipl.training.parallel import Alone
 from mipl.training.progress import Report
@@ -47,9 +46,10 @@ def train_together(
     good as single ones, and not the same.
     """
     net, loader = Members(nets), MemberLoader(bags)
-    table = PseudoLabels(
+    table = method.table(
         torch.cat([torch.tensor(each.candidates) for each in bags]),
         None if bags[0].weights is None else torch.cat([torch.tensor(each.weights) for each in bags]),
+        len(nets),
     )
     share_of = {id(p): share for share, own in recipe.shares(nets[0]) for p in own}
     stacked = zip(layer_parameters(nets[0]), net.stacked, strict=True)

@@ -73,7 +73,7 @@ def train(
         raise SettingError("This method trains in one process only: leave devices at 1.")
     net.to(group.device)
     loader = BagLoader(bags, group.device, (group.rank, group.processes))
-    table = PseudoLabels(
+    table = method.table(
         loader.mine(bags.candidates), None if bags.weights is None else loader.mine(bags.weights)
     )
     own = method.fit(net, loader, table, seed, recipe.epochs, checkpoint, report)
@@ -135,6 +135,7 @@ def epochs(
             losses = _epoch(
                 method, net, loader, parameters, optimizer, table, clock, recipe, seed, group, members
             )
+        trust = table.settle(group.add, warming=not recipe.warmup_epochs or epoch <= recipe.warmup_epochs)
         top = table.weights.max(dim=1).values.view(members, -1).sum(dim=1)
         group.add([top])
         seconds = time.perf_counter() - started
@@ -145,9 +146,10 @@ def epochs(
                     "loss": loss / len(loader.bags),
                     "lr": recipe.lr_at(epoch),
                     "weight_on_top": weight / len(loader.bags),
+                    **(trust[member] if trust else {}),
                     "seconds": seconds / members,
                 }
-                for loss, weight in zip(losses, top.tolist(), strict=True)
+                for member, (loss, weight) in enumerate(zip(losses, top.tolist(), strict=True))
             ],
         )
 

@@ -1,0 +1,48 @@
+"""Methods whose bags may leave their candidate sets."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from mipl.data.batch import BagBatch
+from mipl.errors import SettingError
+from mipl.methods.base import AttentionMethod, Clock
+from mipl.nn.network import Output
+from mipl.pseudo_labels import PseudoLabels
+from mipl.registry import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class TrustingMethod(AttentionMethod):
+    """A method on the shared network whose loss asks nothing of the candidates but their weights."""
+
+    trust: float | str = setting(
+        1.0,
+        "chance that the truth is a candidate, in (0, 1], or estimate; below 1 a bag may leave its set",
+        idle=1.0,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.trust != "estimate" and (isinstance(self.trust, str) or not 0 < self.trust <= 1):
+            raise SettingError(f"trust = {self.trust!r} must be a number above 0 and up to 1, or 'estimate'.")
+
+    def table(self, candidates: Tensor, initial: Tensor | None, members: int = 1) -> PseudoLabels:
+        """Return the table of weights, over all classes where the truth may be no candidate."""
+        return PseudoLabels(candidates, initial, self.trust, members)
+
+    def disambiguate(
+        self, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits, the classes that a bag may have, and the weights of the loss, each (b, k)."""
+        logits, candidates, weights = super().disambiguate(output, batch, table, clock)
+        return logits, candidates if self.trust == 1 else torch.ones_like(candidates), weights
+
+    def favoured(self, batch: BagBatch, weights: Tensor) -> Tensor:
+        """Return the candidates (b, k), or all others where most of a bag's weight has left its set."""
+        assert batch.candidates is not None
+        inside = weights.masked_fill(~batch.candidates, 0.0).sum(dim=1, keepdim=True)
+        return batch.candidates ^ (2 * inside < weights.sum(dim=1, keepdim=True))
