@@ -169,6 +169,8 @@ def noisy(records: Sequence[Record]) -> list[dict[str, Any]]:
             if not found:
                 continue
             values = np.array([measured(log_p(record), record.arrays["labels"]) for record in found])
+            gain = values[:, 0] - [record.metrics["accuracy"] for record in each[0]]  # split by split
+            sure = [record.arrays["probabilities"].max(axis=1).mean() for record in found]
             trust = [record.info["trust"] for record in found if "trust" in record.info]
             names = trust[0] if trust else ()
             rows.append(
@@ -177,6 +179,9 @@ def noisy(records: Sequence[Record]) -> list[dict[str, Any]]:
                     "way": way,
                     "splits": len(found),
                     "accuracy_std": float(values[:, 0].std(ddof=1)),
+                    "gain": float(gain.mean()),
+                    "gain_error": float(gain.std(ddof=1) / np.sqrt(len(gain))),
+                    "confidence": float(np.mean(sure)),
                     **dict(zip(METRICS, values.mean(axis=0).tolist(), strict=True)),
                     "trust": {name: float(np.mean([own[name] for own in trust])) for name in names},
                 }
@@ -230,16 +235,18 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
         shares = " | ".join(f"{100 * n / sum(row['chosen']):.0f}%" for n in row["chosen"])
         search.append(f"| {row['rule']} | {shares} | {_numbers(row)}")
     noise = [
-        "| class noise | training | splits | trust of pairs | of single labels | accuracy | ECE | area |"
+        "| class noise | training | splits | trust of pairs, of single labels | accuracy | gain ± error |"
     ]
-    noise.append("|---" * 8 + "|")
+    noise[0] += " confidence | ECE | area |"
+    noise.append("|---" * 9 + "|")
     for row in found["noise"]:
         trust = row["trust"]
         cells = [f"{trust[name]:.2f}" if name in trust else "–" for name in ("trust_2", "trust_1")]
-        spread = f"{100 * row['accuracy']:.1f} ± {100 * row['accuracy_std']:.1f}"
+        gain = f"{100 * row['gain']:+.1f} ± {100 * row['gain_error']:.1f}" if row["way"] != "plain" else "–"
         noise.append(
-            f"| {row['noise']:g} | {row['way']} | {row['splits']} | {' | '.join(cells)} | {spread} | "
-            f"{100 * row['ece']:.1f} | {row['area']:.3f} |"
+            f"| {row['noise']:g} | {row['way']} | {row['splits']} | {', '.join(cells)} | "
+            f"{100 * row['accuracy']:.1f} ± {100 * row['accuracy_std']:.1f} | {gain} | "
+            f"{100 * row['confidence']:.1f} | {100 * row['ece']:.1f} | {row['area']:.3f} |"
         )
     return {"calibrated": "\n".join(scaled), "gamma": "\n".join(search), "noise": "\n".join(noise)}
 
