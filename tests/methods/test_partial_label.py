@@ -334,7 +334,8 @@ def test_published_settings(name):
     recommended = METHODS[name].cls.recommended
     assert recommended("paper", "c-r34-25", None) == {"width": 512}
     assert recommended("paper", "mnist-mipl", 1) == {"width": 128}
-    assert recommended("stable", "c-r34-25", None) == ({"beta": 1.0} if name == "lws" else {})
+    pooled = {"background": 0.0}  # a pooled bag has none
+    assert recommended("stable", "c-r34-25", None) == {**pooled, **({"beta": 1.0} if name == "lws" else {})}
     pop = METHODS["pop"].make()
     assert (pop.purify_after, pop.theta_start, pop.theta_max) == (20, 1e-3, 0.4)
     assert METHODS["lws"].make().beta == 2.0
