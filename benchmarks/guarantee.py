@@ -31,6 +31,7 @@ from mipl.metrics import accuracy, area_under_risk_coverage, expected_calibratio
 from mipl.metrics import negative_log_likelihood as nll
 from mipl.seeding import rng_for
 from mipl.triage import at_max_error
+from pages import filled
 
 REPO = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = REPO / "results" / "trust" / "guarantee.json", REPO / "docs" / "trust.md"
@@ -281,15 +282,6 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     return {"guarantee": "\n".join(lines), "sets": "\n".join(sets), "scaling": "\n".join(scaling)}
 
 
-def filled(page: str, found: dict[str, Any]) -> str:
-    """Return the page with the tables in their places, ``<!-- name -->`` … ``<!-- /name -->``."""
-    for name, table in tables(found).items():
-        before, _, rest = page.partition(f"<!-- {name} -->")
-        _, _, after = rest.partition(f"<!-- /{name} -->")
-        page = f"{before}<!-- {name} -->\n{table}\n<!-- /{name} -->{after}"
-    return page
-
-
 def summary(found: dict[str, Any]) -> str:
     """Return results/trust/README.md."""
     return "\n\n".join(
@@ -317,7 +309,7 @@ def main() -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if given.out == RESULTS:
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(found)), encoding="utf-8")
         RESULTS.with_name("README.md").write_text(summary(found) + "\n", encoding="utf-8")
     print("\n\n".join(tables(found).values()))
 

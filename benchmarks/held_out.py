@@ -33,6 +33,7 @@ from mipl.metrics import (
 )
 from mipl.records.store import Record, Store
 from mipl.seeding import rng_for
+from pages import filled
 
 REPO = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = REPO / "results" / "trust" / "held_out.json", REPO / "docs" / "trust.md"
@@ -255,15 +256,6 @@ def _numbers(row: dict[str, Any]) -> str:
     return f"{100 * row['accuracy']:.1f} | {100 * row['ece']:.1f} | {row['area']:.3f} |"
 
 
-def filled(page: str, found: dict[str, Any]) -> str:
-    """Return the page with the tables in their places, ``<!-- name -->`` … ``<!-- /name -->``."""
-    for name, table in tables(found).items():
-        before, _, rest = page.partition(f"<!-- {name} -->")
-        _, _, after = rest.partition(f"<!-- /{name} -->")
-        page = f"{before}<!-- {name} -->\n{table}\n<!-- /{name} -->{after}"
-    return page
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -280,7 +272,7 @@ def main() -> None:
     found = measure(list(Store(given.records)), opened, given.draws)
     given.out.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if given.out == RESULTS:
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(found)), encoding="utf-8")
     print("\n\n".join(tables(found).values()))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from matplotlib.style import context
 
 from measuring import Json
 from mipl.reports.figures import BLUE, LINES, MUTED, STYLE, VERMILLION
+from pages import filled
 
-MARKS = "<!-- bench -->", "<!-- /bench -->"
 NOTHING = "There are no results yet: `make bench` writes them."
 HEADER = ("what", "measured", "spread", "asked", "", "the run before", "")
 
@@ -39,10 +38,8 @@ def markdown(results: Json | None) -> str:
 
 def put_in(page: Path, results: Json | None) -> None:
     """Write the tables between the marks of a page."""
-    text = page.read_text(encoding="utf-8")
-    first, last = (re.escape(mark) for mark in MARKS)
-    new = f"{MARKS[0]}\n{markdown(results)}\n{MARKS[1]}"
-    page.write_text(re.sub(f"{first}.*?{last}", lambda _: new, text, flags=re.S), encoding="utf-8")
+    text = filled(page.read_text(encoding="utf-8"), {"bench": markdown(results)})
+    page.write_text(text, encoding="utf-8")
 
 
 def met(row: Json) -> bool | None:

@@ -33,6 +33,7 @@ from attacks import BODIES, WHOLE, h5, npy, raw
 from machine import described
 from mipl.data.bags import Bags
 from mipl.data.benchmarks import digits_mipl
+from pages import filled
 
 REPO = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = REPO / "results" / "serve" / "serving.json", REPO / "docs" / "serve.md"
@@ -274,15 +275,6 @@ def tables(found: Json) -> dict[str, str]:
     return {"hostile": "\n".join(lines), "load": "\n".join([about, *note, "", *times])}
 
 
-def filled(page: str, found: Json) -> str:
-    """Return the page with the tables in their places, ``<!-- name -->`` … ``<!-- /name -->``."""
-    for name, table in tables(found).items():
-        before, _, rest = page.partition(f"<!-- {name} -->")
-        _, _, after = rest.partition(f"<!-- /{name} -->")
-        page = f"{before}<!-- {name} -->\n{table}\n<!-- /{name} -->{after}"
-    return page
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -299,7 +291,7 @@ def main() -> int:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if given.out == RESULTS:
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(found)), encoding="utf-8")
     print("\n\n".join(tables(found).values()))
     return int(not holds(found))
 

@@ -12,6 +12,7 @@ from conftest import REPO
 sys.path.insert(0, str(REPO / "benchmarks"))
 
 import guarantee
+from pages import filled
 
 
 def predictions(m=120, k=4, seed=0):
@@ -81,7 +82,7 @@ def test_confusable_candidates_mislead_the_temperature():
 def test_the_page_shows_what_was_measured():
     found = json.loads(guarantee.RESULTS.read_text(encoding="utf-8"))
     page = guarantee.PAGE.read_text(encoding="utf-8")
-    assert guarantee.filled(page, found) == page, "run python benchmarks/guarantee.py"
+    assert filled(page, guarantee.tables(found)) == page, "run python benchmarks/guarantee.py"
     written = guarantee.RESULTS.with_name("README.md").read_text(encoding="utf-8")
     assert written == guarantee.summary(found) + "\n"
     assert (found["draws"], found["set_draws"]) == (1000, 200)

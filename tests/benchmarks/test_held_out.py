@@ -12,6 +12,7 @@ from mipl.records.store import Record
 sys.path.insert(0, str(REPO / "benchmarks"))
 
 import held_out
+from pages import filled
 
 M, K = 300, 5
 
@@ -72,4 +73,4 @@ def test_runs_are_found_by_what_was_given():
 def test_the_page_shows_what_was_measured():
     found = json.loads(held_out.RESULTS.read_text(encoding="utf-8"))
     page = held_out.PAGE.read_text(encoding="utf-8")
-    assert held_out.filled(page, found) == page, "run python benchmarks/held_out.py --raw FOLDER"
+    assert filled(page, held_out.tables(found)) == page, "run python benchmarks/held_out.py --raw FOLDER"

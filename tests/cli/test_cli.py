@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from command import assert_refused, run
 
 from mipl.cli import main
 from mipl.data.bags import Bags
@@ -37,13 +38,6 @@ def files(tmp_path_factory):
     )
     assert code == 0
     return folder
-
-
-def run(capsys, *words):
-    code = main([str(word) for word in words])
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    return code, captured.out, captured.err
 
 
 def test_fit_predict_evaluate(files, tmp_path, capsys):
@@ -142,15 +136,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(words, sentence, files, tmp_p
     (files / "labels.csv").write_text("bag_id,candidates\n")
     if not (files / "p.csv").exists():
         run(capsys, "predict", files / "model", files / "bags.npz", "--out", files / "p.csv")
-    before = sorted(str(path) for path in files.rglob("*"))
-    code, out, err = run(capsys, *words.format(f=files, t=tmp_path).split())
-    assert code == 2
-    assert out == ""
-    assert err.startswith("mipl: ")
-    assert len(err.strip().splitlines()) == 1
-    assert sentence in err
-    assert sorted(str(path) for path in files.rglob("*")) == before
-    assert list(tmp_path.iterdir()) == []
+    assert_refused(capsys, words, sentence, files, tmp_path)
 
 
 @pytest.mark.parametrize("words", ["", "fit", "fit x --out y --nonsense", "demo --folds 1"])

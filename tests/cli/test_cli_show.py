@@ -6,6 +6,7 @@ import json
 import numpy as np
 import onnxruntime
 import pytest
+from command import assert_refused, run
 
 import mipl
 from conftest import REPO
@@ -35,13 +36,6 @@ def files(tmp_path_factory):
         words = ["--method", method, "--out", str(folder / name), "--set", "epochs=1", "--json"]
         assert main(["fit", str(folder / "train.npz"), *words]) == 0
     return folder
-
-
-def run(capsys, *words):
-    code = main([str(word) for word in words])
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    return code, captured.out, captured.err
 
 
 def test_explain_writes_and_lists_the_instances(files, tmp_path, capsys):
@@ -105,15 +99,7 @@ def test_a_card_alone_needs_no_data(files, tmp_path, capsys):
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(words, sentence, files, tmp_path, capsys):
-    before = sorted(str(path) for path in files.rglob("*"))
-    code, out, err = run(capsys, *words.format(f=files, t=tmp_path).split())
-    assert code == 2
-    assert out == ""
-    assert err.startswith("mipl: ")
-    assert len(err.strip().splitlines()) == 1
-    assert sentence in err
-    assert sorted(str(path) for path in files.rglob("*")) == before
-    assert list(tmp_path.iterdir()) == []
+    assert_refused(capsys, words, sentence, files, tmp_path)
 
 
 def test_the_commands_of_the_page_write_what_it_says(files, tmp_path, capsys, monkeypatch):

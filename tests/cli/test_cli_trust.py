@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from command import assert_refused, run
 
 import mipl
 from conftest import REPO
@@ -39,13 +40,6 @@ def files(tmp_path_factory):
     words = ["--out", str(folder / "model"), "--set", "epochs=12", "--json"]
     assert main(["fit", str(folder / "train.npz"), *words]) == 0
     return folder
-
-
-def run(capsys, *words):
-    code = main([str(word) for word in words])
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    return code, captured.out, captured.err
 
 
 def rows_of(path):
@@ -196,15 +190,7 @@ def test_without_labels_a_threshold_or_a_coverage_decides(files, tmp_path, capsy
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(words, sentence, files, tmp_path, capsys):
-    before = sorted(str(path) for path in files.rglob("*"))
-    code, out, err = run(capsys, *words.format(f=files, t=tmp_path).split())
-    assert code == 2
-    assert out == ""
-    assert err.startswith("mipl: ")
-    assert len(err.strip().splitlines()) == 1
-    assert sentence in err
-    assert sorted(str(path) for path in files.rglob("*")) == before
-    assert list(tmp_path.iterdir()) == []
+    assert_refused(capsys, words, sentence, files, tmp_path)
 
 
 def test_labelled_bags_are_preferred_to_candidates_for_sets(files, tmp_path, capsys):

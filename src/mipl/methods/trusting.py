@@ -41,8 +41,13 @@ class TrustingMethod(AttentionMethod):
         logits, candidates, weights = super().disambiguate(output, batch, table, clock)
         return logits, candidates if self.trust == 1 else torch.ones_like(candidates), weights
 
-    def favoured(self, batch: BagBatch, weights: Tensor) -> Tensor:
-        """Return the candidates (b, k), or all others where most of a bag's weight has left its set."""
+    def favoured(self, batch: BagBatch, weights: Tensor) -> Tensor | None:
+        """Return the candidates (b, k), or all others where most of a bag's weight has left its set.
+
+        None: no bag can leave its set, and there is nothing to look at in every step.
+        """
         assert batch.candidates is not None
+        if self.trust == 1:
+            return None
         inside = weights.masked_fill(~batch.candidates, 0.0).sum(dim=1, keepdim=True)
         return batch.candidates ^ (2 * inside < weights.sum(dim=1, keepdim=True))
