@@ -40,6 +40,7 @@ NUMBERS = dict(enumerate(("f8", "f4", "i1", "u1", "i2", "u2", "i4", "u4", "i8", 
 CELL, TEXT = 1, 4
 OTHERS = {2: "a struct", 3: "an object", 5: "a sparse matrix", 16: "a function", 17: "an object"}
 LOGICAL, COMPLEX = 0x200, 0x800
+TAG = {order: struct.Struct(order + "II") for order in "<>"}  # of an element: kind and length
 
 
 class _FormatError(Exception):
@@ -217,12 +218,11 @@ def _labels(cell: Value, bag: str, what: str, count: int | None = None, least: i
         raise DataError(f"Bag '{bag}' has no {what}: give at least one, or leave the bag out.")
     if count is not None and len(values) != count:
         raise DataError(f"Bag '{bag}' has {len(values)} numbers as {what}: there should be {count}.")
-    with np.errstate(invalid="ignore"):
-        wrong = ~((values >= least) & (values <= MOST_CLASSES) & (values % 1 == 0))  # NaN is wrong too
-    if wrong.any():
-        raise DataError(
-            f"Bag '{bag}' has the {what} {values[wrong][0]:g}: labels are whole numbers from {least} on."
-        )
+    for value in values.tolist():  # of a few numbers, faster than array operations; NaN is wrong too
+        if not least <= value <= MOST_CLASSES or value % 1:
+            raise DataError(
+                f"Bag '{bag}' has the {what} {value:g}: labels are whole numbers from {least} on."
+            )
     return values.astype(np.int64)
 
 
@@ -289,13 +289,12 @@ def _variables(view: memoryview, wanted: tuple[str, ...]) -> Iterator[tuple[str,
 
 def _element(view: memoryview, order: str, at: int) -> tuple[int, memoryview, int]:
     """Return the kind and the content of the element at a place, and the place of the next one."""
-    (kind,) = struct.unpack_from(order + "I", view, at)
+    kind, length = TAG[order].unpack_from(view, at)
     if kind >> 16:  # short: kind, length and up to four bytes within eight
         kind, length, start, end = kind & 0xFFFF, kind >> 16, at + 4, at + 8
         if length > 4:
             raise ValueError(f"a short element of {length} bytes")
     else:
-        (length,) = struct.unpack_from(order + "I", view, at + 4)
         start = at + 8
         end = start + length + (0 if kind == COMPRESSED else -length % 8)
     if start + length > len(view):
@@ -333,8 +332,10 @@ def _array(view: memoryview, order: str, wanted: tuple[str, ...] | None = None) 
     values = np.frombuffer(content, dtype=order + STORED[stored])
     if len(values) != count or (values.dtype.kind == "f" and NUMBERS[kind][0] != "f"):
         raise ValueError(f"{len(values)} numbers for an array of shape {shape}")
-    with np.errstate(over="ignore"):  # numbers are stored in a smaller type where they fit
-        values = values.astype(np.bool_ if word & LOGICAL else NUMBERS[kind], copy=False)
+    dtype = np.dtype(np.bool_ if word & LOGICAL else NUMBERS[kind])
+    if values.dtype != dtype:  # numbers are stored in a smaller type where they fit
+        with np.errstate(over="ignore"):
+            values = values.astype(dtype)
     return name, values.reshape(shape, order="F")
 
 
