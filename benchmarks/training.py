@@ -75,14 +75,14 @@ def section(cases: Sequence[Case], gemm: Json, scratch: Path, repeats: int, full
             slow.append(ms[-1] * bags_in_all / 1000)
             fast.append(whole_run(ours, splits, epochs))
             threads = ours["threads"]
-        allowed = case.reference_ms * REFERENCE_GFLOPS / gemm["all"]
+        allowed = case.reference_ms and case.reference_ms * REFERENCE_GFLOPS / gemm["all"]
         work = step_gflop(case.bags, case.method.split("-")[0]) * bags_in_all  # 10⁹ operations
         note = f"{np.median(slow):.0f} s against {np.median(fast):.0f} s"
         rows += [
             ratio_row(f"training, {case.title}, {case.method}", slow, fast, case.least_speed, note),
-            Row(
-                f"the loop, {case.title}", float(np.median(ms)), "ms a bag", min(ms), max(ms),
-                at_most=allowed, note="no slower than the reference, scaled by the matrix products",
+            Row(  # the fastest turn, as the matrix products' rate is that of their fastest
+                f"the loop, {case.title}", min(ms), "ms a bag", min(ms), max(ms), at_most=allowed,
+                note="no slower than the reference, scaled by the matrix products" if allowed else "",
             ),
             *(
                 Row(

@@ -41,9 +41,7 @@ def network(attention="sam", head="linear", dropout=0.0, width=16, k=4, d=5):
     sizes=st.integers(1, 4).flatmap(
         lambda b: st.lists(st.lists(st.integers(1, 9), min_size=b, max_size=b), min_size=1, max_size=3)
     ),
-    used=st.sets(
-        st.sampled_from(["logits", "embedding", "attention", "scores", "features", "decided"]), min_size=1
-    ),
+    used=st.sets(st.sampled_from(["logits", "embedding", "attention", "scores", "decided"]), min_size=1),
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=80)
@@ -59,8 +57,8 @@ def test_values_and_gradients_are_those_of_every_network(attention, head, sizes,
         single = net(x, torch.tensor(own))
         alone = {**single._asdict(), "decided": net.decided(single, torch.tensor(own))}
         bags = slice(e * len(own), (e + 1) * len(own))
-        for name, value in alone.items():
-            rows = given[name]
+        for name in ("logits", "embedding", "attention", "scores", "decided"):
+            rows, value = given[name], alone[name]
             mine = rows[bags] if name in ("logits", "embedding", "decided") else rows[e, : len(x)]
             torch.testing.assert_close(mine, value, atol=1e-5, rtol=1e-4, msg=name)
             if name in used:
@@ -74,6 +72,17 @@ def test_values_and_gradients_are_those_of_every_network(attention, head, sizes,
             wanted = torch.zeros_like(own) if own.grad is None else own.grad
             scale = max(1.0, float(wanted.abs().max()))
             torch.testing.assert_close(stacked.grad[e] / scale, wanted / scale, atol=3e-5, rtol=1e-3)
+
+
+def test_without_a_price_on_the_background_nothing_is_said_of_it():
+    torch.manual_seed(0)
+    members = Members([network(), network()], background=False)
+    x, sizes = torch.randn(2, 30, 5), torch.tensor([[20, 10], [15, 15]])
+    output, asked = members(x, sizes), Members(members._nets)(x, sizes)
+    assert output.background is None
+    torch.testing.assert_close(output.logits, asked.logits)
+    gradients = torch.autograd.grad(output.logits.square().sum(), list(members.stacked))
+    assert all(gradient.abs().max() > 0 for gradient in gradients)
 
 
 def test_dropout_drops_its_share_and_is_seen_by_the_gradient():

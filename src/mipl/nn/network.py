@@ -22,6 +22,7 @@ class Output(NamedTuple):
     attention: Tensor  # (N,) a
     scores: Tensor  # (N,) ξ, Eq. 7
     features: Tensor | None = None  # (N, L) h; none where they were never all in memory
+    background: Tensor | None = None  # (b, k) logits of the mean background, 0 without one; none: not asked
 
 
 class Stored(Protocol):
@@ -66,7 +67,7 @@ class BagNetwork(nn.Module):
         rest = is_background(output.attention.detach(), sizes[segments]).to(output.features)  # (N,)
         count = segment_sum(rest, segments, len(sizes))  # (b,)
         mean = aggregate(rest / count.clamp(min=1)[segments], output.features, segments, len(sizes))
-        return from_even(self.head(mean), count)
+        return from_even(self.head(mean) * (count > 0)[:, None])
 
     def _by_parts(self, stored: Stored, sizes: Tensor) -> Output:
         """The same with one part in memory: all scores first, for the weights need all of a bag's."""
@@ -92,7 +93,6 @@ def is_background(attention: Tensor, size: Tensor) -> Tensor:
     return attention * size < 1.0 - 1e-6
 
 
-def from_even(logits: Tensor, count: Tensor) -> Tensor:
-    """Return KL(even ‖ softmax) of logits (b, k), and 0 for bags with a count (b,) of 0."""
-    log_q = logits.log_softmax(dim=1)
-    return (-log_q.mean(dim=1) - math.log(logits.shape[1])) * (count > 0)
+def from_even(logits: Tensor) -> Tensor:
+    """Return KL(even ‖ softmax) of logits (b, k)."""
+    return -logits.log_softmax(dim=1).mean(dim=1) - math.log(logits.shape[1])

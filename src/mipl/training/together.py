@@ -45,7 +45,7 @@ def train_together(
     Each sees the batches that it would see alone; dropout is drawn for all at once. So the models are as
     good as single ones, and not the same.
     """
-    net, loader = Members(nets), MemberLoader(bags)
+    net, loader = Members(nets, recipe.background > 0), MemberLoader(bags)
     table = method.table(
         torch.cat([torch.tensor(each.candidates) for each in bags]),
         None if bags[0].weights is None else torch.cat([torch.tensor(each.weights) for each in bags]),
