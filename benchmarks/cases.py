@@ -29,6 +29,8 @@ class Case:
     least_speed: float  # what is asked of the ratio of training times
     least_to_accuracy: float  # and of times to an accuracy
     accuracy: float | None  # that accuracy; none: the loop's final one
+    to_accuracy: str  # the method on the way to it
+    ladder: tuple[int, ...]  # epochs of mipl's whole trainings, of which the shortest that gets there counts
     train_bags: int
     warm: int  # bags of the loop before the clock starts
     measured_bags: int
@@ -54,13 +56,15 @@ def make_cases(raw: Path, folder: Path, quick: bool) -> list[Case]:
     return [
         _case(
             "birdsong-mipl", raw / "hja-birdsong", folder, quick, method="sam-cn", reference_ms=2.6,
-            least_speed=15, least_to_accuracy=40, accuracy=None, warm=200, measured_bags=910,
-            measured_splits=10, measured_epochs=10,
+            least_speed=15, least_to_accuracy=40, accuracy=None, to_accuracy="mam-cn",
+            ladder=(4, 8, 16, 32, 64, 100), warm=200, measured_bags=910, measured_splits=10,
+            measured_epochs=10,
         ),
         _case(
             "mnist-mipl", raw / "mnist", folder, quick, method="mam-cn", reference_ms=None,
-            least_speed=2, least_to_accuracy=4, accuracy=0.97, warm=20, measured_bags=330,
-            measured_splits=4, measured_epochs=3,
+            least_speed=2, least_to_accuracy=4, accuracy=0.97, to_accuracy="mam-cn",
+            ladder=(16, 24, 28, 32, 48, 64, 100), warm=20, measured_bags=330, measured_splits=4,
+            measured_epochs=3,
         ),
     ]  # fmt: skip
 

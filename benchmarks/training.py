@@ -16,7 +16,6 @@ from measuring import Json, Row, call, call_words, commands, cores, ratio_row
 from mipl.records.store import Store
 
 SPLITS, EPOCHS = 10, 100
-LADDER = (4, 8, 16, 24, 32, 48, 64, 100)  # epochs of whole trainings, the shortest that is good enough counts
 LIMIT = 300.0  # seconds on the way to an accuracy, for each side
 
 
@@ -117,7 +116,7 @@ def accuracy_section(cases: Sequence[Case], scratch: Path, limit: float = LIMIT)
         loop = _loop_to(case, limit)
         ours = _mipl_to(case, loop["accuracy"], scratch, limit)
         data[case.title] = {"loop": loop, "mipl": ours}
-        name = f"time to {100 * loop['accuracy']:.1f}% accuracy, {case.title}, {case.method}"
+        name = f"time to {100 * loop['accuracy']:.1f}% accuracy, {case.title}, {case.to_accuracy}"
         said += [f"{case.title}: {loop['said']}", f"{case.title}: {ours['said']}"]
         if ours["seconds"] is not None:
             note = f"{loop['seconds']:.0f} s against {ours['seconds']:.0f} s; {ours['epochs']} epochs"
@@ -128,7 +127,7 @@ def accuracy_section(cases: Sequence[Case], scratch: Path, limit: float = LIMIT)
 
 def _loop_to(case: Case, limit: float) -> Json:
     """Return the accuracy to reach and the seconds that the loop takes to it on all splits."""
-    settings: Json = {"bags": case.path, "method": case.method, "epochs": EPOCHS}
+    settings: Json = {"bags": case.path, "method": case.to_accuracy, "epochs": EPOCHS}
     if case.accuracy is not None:
         one = call("loop", "run", split=1, stop_at=case.accuracy, limit=limit, **settings)
         reached = "reached" if one["reached"] else "had not reached"
@@ -157,8 +156,8 @@ def _mipl_to(case: Case, accuracy: float, scratch: Path, limit: float) -> Json:
     """Return the seconds of the shortest training on all splits that ends at the accuracy."""
     splits, started = min(cores(), SPLITS), time.perf_counter()
     tried: list[Json] = []
-    for epochs in LADDER:
-        run = mipl_run(case.path, [case.method], splits, epochs, scratch, case.vectors)
+    for epochs in case.ladder:
+        run = mipl_run(case.path, [case.to_accuracy], splits, epochs, scratch, case.vectors)
         tried.append({"epochs": epochs, **run})
         if run["accuracy"] >= accuracy:
             break
@@ -175,7 +174,7 @@ def _mipl_to(case: Case, accuracy: float, scratch: Path, limit: float) -> Json:
             f"it was chosen by the test accuracy."
         )
         return {"seconds": last["wall"] * rounds, "epochs": last["epochs"], "tried": tried, "said": said}
-    whole = mipl_run(case.path, [case.method], SPLITS, last["epochs"], scratch, case.vectors)
+    whole = mipl_run(case.path, [case.to_accuracy], SPLITS, last["epochs"], scratch, case.vectors)
     said = (
         f"mipl with {last['epochs']} epochs, measured on all {SPLITS} splits "
         f"({100 * whole['accuracy']:.1f}% on them); the epochs were chosen by the test accuracy of "
