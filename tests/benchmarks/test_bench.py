@@ -159,7 +159,7 @@ def test_splits_and_epochs_are_extrapolated(monkeypatch):
 
 
 def test_accuracy_is_reached_by_the_shortest_training(no_processes, monkeypatch, tmp_path):
-    case = cases.make_cases(tmp_path, tmp_path, quick=True)[1]
+    case = cases.make_cases(tmp_path, tmp_path, quick=True)[0]
     monkeypatch.setattr(
         training,
         "mipl_run",
