@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +19,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import nn
 
 import mipl
-from mipl.calibration.model import Calibration
+from mipl.calibration.model import Calibration, tempered
 from mipl.data.bags import Bags, as_bags
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.data.candidates import label_array
@@ -29,15 +29,16 @@ from mipl.methods import METHODS, Method
 from mipl.methods.cdl import CDL
 from mipl.nn.encoders import Standardize
 from mipl.nn.network import BagNetwork, Output
-from mipl.registry import settings_of
+from mipl.registry import restored, settings_of
 from mipl.seeding import seed_for
+from mipl.training.attempts import train_until_learned
 from mipl.training.checks import check_training
-from mipl.training.parallel import Alone, Group
+from mipl.training.judging import failed, held_out_bags
+from mipl.training.parallel import Alone, Group, device_named
 from mipl.training.progress import Report, progress_bar
 from mipl.training.recipes import Recipe, make_recipe
 from mipl.training.scaling import fit_scaling
 from mipl.training.together import can_train_together, train_together
-from mipl.training.trainer import train
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -139,36 +140,42 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         that the state is written to after each epoch, and that training goes on from. ``fabric``: a launched
         Lightning Fabric, whose processes train the model together (docs/speed.md).
         """
-        bags, method, recipe, seed, network = self._begin(bags, y)
+        bags, method, recipe, seed, build = self._begin(bags, y)
         shown = self.verbose and report is None and (fabric is None or fabric.is_global_zero)
         with progress_bar("training", recipe.epochs, shown) as bar:
-            history = train(
+            network, recipe, history = train_until_learned(
                 method,
-                network,
+                build,
                 bags,
                 recipe,
                 seed,
-                group=Alone(_device(self.device)) if fabric is None else Group(fabric),
+                group=Alone(device_named(self.device)) if fabric is None else Group(fabric),
                 checkpoint=None if checkpoint is None else Path(checkpoint),
                 report=report or bar,
             )
         return self._end(bags, method, recipe, seed, network, history)
 
-    def _begin(self, bags: Any, y: Any) -> tuple[Bags, Method, Recipe, int, nn.Module]:
-        """Return the bags, what they are trained with, and the network with its first weights and scaling."""
+    def _begin(self, bags: Any, y: Any) -> tuple[Bags, Method, Recipe, int, Callable[[int], nn.Module]]:
+        """Return the bags, what they are trained with, and what makes a network, untrained, of a seed."""
         carried = isinstance(bags, Bags) and bags.candidates is not None
         bags = as_bags(bags, None if carried else y)
         method, recipe = self.parts(bags.provenance)
         check_training(bags)
+        assert bags.candidates is not None
+        recipe = recipe.suited_to(bags.candidates)
         if self.scale not in ("auto", "none"):
             raise SettingError(f"scale = {self.scale!r} must be 'auto' or 'none'.")
         seed = int.from_bytes(os.urandom(4), "big") if self.random_state is None else int(self.random_state)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_for("init", seed))
-            network = method.build(bags.feature_shape, bags.k, copy.deepcopy(self.encoder))
-        if self.scale == "auto" and isinstance(getattr(network, "scaling", None), Standardize):
-            fit_scaling(network.scaling, bags)  # type: ignore[arg-type]
-        return bags, method, recipe, seed, network
+
+        def build(seed: int) -> nn.Module:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed_for("init", seed))
+                network = method.build(bags.feature_shape, bags.k, copy.deepcopy(self.encoder))
+            if self.scale == "auto" and isinstance(getattr(network, "scaling", None), Standardize):
+                fit_scaling(network.scaling, bags)  # type: ignore[arg-type]
+            return network
+
+        return bags, method, recipe, seed, build
 
     def _end(
         self: Self,
@@ -190,6 +197,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "provenance": dict(bags.provenance),
             "digest": bags.digest(),
         }
+        if failed(history):  # its probabilities are kept to what the bags held out bear, which is little
+            self.calibration_ = tempered(self, bags[held_out_bags(len(bags), recipe.held_out)])
         return self
 
     # ---- prediction --------------------------------------------------------------------------------
@@ -304,11 +313,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         folder = Path(folder)
         if not (folder / "model.json").is_file():
             raise StorageError(f"{folder} is not a model folder: it holds no model.json.")
-        info = read_json(folder / "model.json")
-        if info.get("format") != MODEL_FORMAT:
-            raise StorageError(
-                f"{folder} has the format {info.get('format')!r}; this version reads {MODEL_FORMAT!r}."
-            )
+        info = read_json(folder / "model.json", MODEL_FORMAT)
         if info.get("custom_encoder") and encoder is None:
             raise SettingError(
                 f"{folder} was trained with an encoder of its own: pass it again, load(…, encoder=module)."
@@ -321,7 +326,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             model.classes_ = np.array(info["classes"])
             model.feature_shape_ = tuple(int(side) for side in info["feature_shape"])
             model.history_, model.seed_, model.trained_on_ = info["history"], info["seed"], info["trained_on"]
-            model.method_, model.recipe_ = model.parts(model.trained_on_["provenance"])
+            model.method_ = restored(METHODS[info["method"]["name"]].cls, info["method"])
+            model.recipe_ = restored(Recipe, info["recipe"])
             model.network_ = model.method_.build(
                 model.feature_shape_, len(model.classes_), copy.deepcopy(encoder)
             )
@@ -333,7 +339,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise StorageError(
                 f"{folder} is damaged or incomplete ({type(error).__name__}: {error})."
             ) from error
-        model.network_.eval().to(_device(model.device))
+        model.network_.eval().to(device_named(model.device))
         return model
 
 
@@ -400,15 +406,18 @@ def fit_together(
     """
     begun = [each._begin(own, None) for each, own in zip(classifiers, bags, strict=True)]
     method, recipe, seed = begun[0][1:4]
-    nets = [network for *_, network in begun]
+    nets = [build(seed) for *_, build in begun]
     same = all(parts[1:4] == (method, recipe, seed) for parts in begun)
     if not same or not can_train_together(method, nets, bags):
         for each, own in zip(classifiers, bags, strict=True):
             each.fit(own, report=report)
         return
     histories = train_together(method, nets, bags, recipe, seed, report)  # type: ignore[arg-type]
-    for each, parts, history in zip(classifiers, begun, histories, strict=True):
-        each._end(*parts, history)
+    for each, own, net, history in zip(classifiers, bags, nets, histories, strict=True):
+        if failed(history):
+            each.fit(own, report=report)
+        else:
+            each._end(own, method, recipe, seed, net, history)
 
 
 def list_methods() -> list[str]:
@@ -419,12 +428,3 @@ def list_methods() -> list[str]:
 def load(folder: str | Path, *, encoder: nn.Module | None = None) -> BagClassifier:
     """Return the trained classifier that was saved in ``folder``."""
     return BagClassifier.load(folder, encoder=encoder)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise SettingError(f"There is no device '{name}': use auto, cpu or cuda.") from error

@@ -90,8 +90,8 @@ def write_json(path: Path, content: Any) -> None:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, or say which file is not one."""
+def read_json(path: Path, kind: str | None = None) -> dict[str, Any]:
+    """Read a JSON object, or say which file is not one, or not of the format that it should name."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -100,6 +100,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise StorageError(f"{path} is not valid JSON: {error}.") from error
     if not isinstance(content, dict):
         raise StorageError(f"{path} is not a JSON object.")
+    if kind is not None and content.get("format") != kind:
+        raise StorageError(f"{path} has the format {content.get('format')!r}; this version reads {kind!r}.")
     return content
 
 

@@ -31,6 +31,17 @@ def in_force(settings: Any) -> dict[str, Any]:
     }
 
 
+def restored(cls: type[T], stored: Mapping[str, Any]) -> T:
+    """Return the instance whose settings were stored; those that did not exist then do nothing."""
+    return cls(
+        **{
+            name: stored.get(name, field.metadata.get("idle", dataclasses.MISSING))
+            for name, field in settings_of(cls).items()
+            if name in stored or field.metadata.get("idle", dataclasses.MISSING) is not dataclasses.MISSING
+        }
+    )
+
+
 def settings_of(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
     """Return the settings of a dataclass by name."""
     return {field.name: field for field in dataclasses.fields(cls)}

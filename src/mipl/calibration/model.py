@@ -47,11 +47,7 @@ class Calibration:
         """Read what :meth:`save` wrote for k classes; None where a model has no such file."""
         if not (folder / FILE).exists():
             return None
-        content = read_json(folder / FILE)
-        if content.get("format") != FORMAT:
-            raise StorageError(
-                f"{folder / FILE} has the format {content.get('format')!r}; this version reads {FORMAT!r}."
-            )
+        content = read_json(folder / FILE, FORMAT)
         try:
             scaling, conformal = content["scaling"], content["conformal"]
             return cls(
@@ -119,6 +115,12 @@ def calibrate(
         conformal = fit_conformal(p[scored], sets[scored], way, rng_for("conformal", seed))
     made.calibration_ = Calibration(by, bags.digest(), len(bags), scaling, conformal)
     return made  # type: ignore[no-any-return]
+
+
+def tempered(model: Any, bags: Bags) -> Calibration:
+    """Return the temperature that the candidate sets of some bags ask of a model, and nothing more."""
+    scaling = fit_scaling(model.predict_log_proba(bags), candidates_of(model, bags))
+    return Calibration("candidates", bags.digest(), len(bags), scaling, None)
 
 
 def check_unseen(model: Any, bags: Bags) -> None:

@@ -69,14 +69,20 @@ class BagLoader:
         instances = instances.to(self.device, torch.float32)
         return instances.div_(255.0) if source.dtype == np.uint8 else instances
 
-    def epoch(self, batch_size: int, rng: np.random.Generator, drop: float = 0.0) -> Iterator[BagBatch]:
+    def epoch(
+        self,
+        batch_size: int,
+        rng: np.random.Generator,
+        drop: float = 0.0,
+        without: IntArray | None = None,
+    ) -> Iterator[BagBatch]:
         """Yield every bag once, shuffled, ``batch_size`` a batch, without a random share of its instances.
 
-        The instance with the largest draw stays whatever the share, so that no bag is empty. With several
-        processes each gets its own bags of every batch, and perhaps none. Where instances are in files the
-        next batch is read while this one is worked on.
+        ``without``: bags that are left out. Of a bag the instance with the largest draw stays whatever the
+        share, so that none is empty. With several processes each gets its own bags of every batch, and
+        perhaps none. Where instances are in files the next batch is read while this one is worked on.
         """
-        batches = self._shuffled(batch_size, rng, drop)
+        batches = self._shuffled(batch_size, rng, drop, without)
         if type(self.bags.source) is np.ndarray:  # neither mapped nor in other files
             yield from batches
             return
@@ -86,9 +92,13 @@ class BagLoader:
                 following = reader.submit(next, batches, None)
                 yield batch
 
-    def _shuffled(self, batch_size: int, rng: np.random.Generator, drop: float) -> Iterator[BagBatch]:
+    def _shuffled(
+        self, batch_size: int, rng: np.random.Generator, drop: float, without: IntArray | None
+    ) -> Iterator[BagBatch]:
         rank, processes = self.share
         order = rng.permutation(len(self.bags))
+        if without is not None:
+            order = order[~np.isin(order, without)]
         block = batch_size * max(1, self.AHEAD // batch_size)
         for begin in range(0, len(order), block):  # the rows of some hundred bags at once: fewer calls
             index = order[begin : begin + block]

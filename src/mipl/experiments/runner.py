@@ -159,7 +159,8 @@ def _outcome(
             "training_labels": train_bags.labels,
         }
     # what was estimated of the candidate sets, at the end of the training
-    trust = {name: course[-1] for name, course in classifier.history_.items() if name.startswith("trust")}
+    history = classifier.history_
+    trust = {name: course[-1] for name, course in history.items() if name.startswith("trust")}
     info = {
         "given": {name: value for name, value in job.params.items() if name != "recipe"},
         "metrics": evaluate(probabilities, test_bags.labels),
@@ -171,8 +172,10 @@ def _outcome(
         },
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "parameters": sum(p.numel() for p in classifier.network_.parameters()),
-        "loss": classifier.history_["loss"],
+        "loss": history["loss"],
+        "batch_size": classifier.recipe_.batch_size,
         **({"trust": trust} if trust else {}),
+        **({"advantage": history["advantage"]} if "advantage" in history else {}),
         "threads": torch.get_num_threads(),
         "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
         "versions": mipl.versions(),

@@ -56,6 +56,16 @@ def _check_precision(precision: str) -> None:
         raise SettingError(f"precision = {precision} is not supported: use {' or '.join(PRECISIONS)}.")
 
 
+def device_named(name: str) -> torch.device:
+    """Return the device called auto, cpu or cuda."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise SettingError(f"There is no device '{name}': use auto, cpu or cuda.") from error
+
+
 class Alone:
     """A training in one process."""
 

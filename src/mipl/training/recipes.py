@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from mipl.data.candidates import BoolArray
 from mipl.errors import SettingError, suggest
 from mipl.registry import setting
 from mipl.training.flat import FlatParameters
@@ -37,7 +38,9 @@ class Recipe:
     """Optimiser, schedules and warm-up; each part is replaceable on its own."""
 
     epochs: int = setting(100, "T, passes over the training bags")
-    batch_size: int | None = setting(8, "bags a step; none: all of them")
+    batch_size: int | Literal["auto"] | None = setting(
+        "auto", "bags a step; auto: 8, and fewer where candidate sets are large; none: all of them"
+    )
     optimizer: Literal["sgd", "adamw"] = setting("adamw", "adamw, or sgd (momentum 0.9, Nesterov)")
     lr: float = setting(6e-3, "learning rate at the start")
     weight_decay: float = setting(1e-2, "weight decay")
@@ -57,12 +60,15 @@ class Recipe:
     gamma_course: Literal["constant", "rising"] = setting(
         "rising", "factor on γ after the warm-up: constant, or rising from 0 to 1 in the first 30%"
     )
+    held_out: float = setting(
+        0.1, "share of 100 and more bags that the warm-up does not see, to judge it by; 0: none", idle=0.0
+    )
     warmup: float = setting(0.5, "share of the epochs, the first ones, with w = p̃ and γ = 0: set likelihood")
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
             value = getattr(self, name)
-            if value is None and name == "batch_size":
+            if name == "batch_size" and value in (None, "auto"):
                 continue
             if int(value) < 1:
                 raise SettingError(f"{name} = {value} must be at least 1.")
@@ -76,7 +82,7 @@ class Recipe:
                 f"lr = {self.lr} and clip_norm = {self.clip_norm} must be above 0, "
                 f"weight_decay = {self.weight_decay} and background = {self.background} at least 0."
             )
-        for name in ("instance_dropout", "pixel_dropout"):
+        for name in ("instance_dropout", "pixel_dropout", "held_out"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise SettingError(f"{name} = {getattr(self, name)} must be in [0, 1).")
         if self.fan_in is not None and self.fan_in < 1:
@@ -93,6 +99,18 @@ class Recipe:
                 raise SettingError(
                     f"There is no {name} '{getattr(self, name)}'.{suggest(getattr(self, name), known)}"
                 )
+
+    def suited_to(self, candidates: BoolArray) -> Recipe:
+        """Return the recipe with its number of bags a step for candidate sets (m, k).
+
+        Of the k − 1 other classes a share a is candidates too. The larger it is, the less a bag says about
+        its class and the more steps it takes to hear it: 2/a bags a step, at least 2 and at most 8.
+        """
+        if self.batch_size != "auto":
+            return self
+        m, k = candidates.shape
+        share = (candidates.sum() / max(m, 1) - 1) / max(k - 1, 1)
+        return dataclasses.replace(self, batch_size=int(min(8.0, max(2.0, 2.0 / max(share, 1e-9)))))
 
     def make_optimizer(self, parameters: FlatParameters) -> torch.optim.Optimizer:
         """Return the optimiser; every group of parameters has its ``share`` of the learning rate."""
@@ -176,6 +194,7 @@ RECIPES: dict[str, Recipe] = {
         pixel_dropout=0.0,
         fan_in=None,
         background=0.0,
+        held_out=0.0,
         clip_norm=None,
         gamma_course="constant",
         warmup=0.0,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mipl.data.bags import Bags
 from mipl.data.batch import BagBatch, BagLoader
+from mipl.data.candidates import IntArray
 from mipl.methods.base import Method
 from mipl.nn.members import Members, can_be_member, layer_parameters
 from mipl.nn.network import BagNetwork
@@ -81,9 +82,15 @@ class MemberLoader:
         self.bags = bags[0]
         self._loaders = [BagLoader(each) for each in bags]
 
-    def epoch(self, batch_size: int, rng: np.random.Generator, drop: float = 0.0) -> Iterator[BagBatch]:
+    def epoch(
+        self,
+        batch_size: int,
+        rng: np.random.Generator,
+        drop: float = 0.0,
+        without: IntArray | None = None,
+    ) -> Iterator[BagBatch]:
         """Yield the batches of all: instances (e, n, d) padded with zeros, sizes (e, b), the rest flat."""
-        each = [loader.epoch(batch_size, copy.deepcopy(rng), drop) for loader in self._loaders]
+        each = [loader.epoch(batch_size, copy.deepcopy(rng), drop, without) for loader in self._loaders]
         starts = [i * len(self.bags) for i in range(len(each))]
         for batches in zip(*each, strict=True):
             yield BagBatch(

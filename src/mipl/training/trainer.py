@@ -15,6 +15,7 @@ from torch import nn
 
 from mipl.data.bags import Bags
 from mipl.data.batch import BagBatch, BagLoader
+from mipl.data.candidates import IntArray
 from mipl.errors import SettingError, TrainingError
 from mipl.methods.base import Clock, Method
 from mipl.nn.encoders import PixelDropout
@@ -22,6 +23,7 @@ from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for, seed_for
 from mipl.training.checkpoint import load_checkpoint, save_checkpoint
 from mipl.training.flat import FlatParameters
+from mipl.training.judging import advantage, class_prior, failed, gains, held_out_bags
 from mipl.training.parallel import Alone
 from mipl.training.progress import Report
 from mipl.training.recipes import Recipe
@@ -34,8 +36,14 @@ class Loader(Protocol):
 
     bags: Bags
 
-    def epoch(self, batch_size: int, rng: np.random.Generator, drop: float = 0.0) -> Iterator[BagBatch]:
-        """Yield every bag once, shuffled."""
+    def epoch(
+        self,
+        batch_size: int,
+        rng: np.random.Generator,
+        drop: float = 0.0,
+        without: IntArray | None = None,
+    ) -> Iterator[BagBatch]:
+        """Yield every bag once, shuffled, but those left out."""
 
 
 def training_spec(method: Method, bags: Bags, recipe: Recipe, seed: int) -> dict[str, Any]:
@@ -61,6 +69,9 @@ def train(
     report: Report | None = None,
 ) -> History:
     """Train ``net`` in place and return its history, one value an epoch for each name.
+
+    ``advantage`` has one value, of the warm-up's last epoch: where it says that nothing was learned (see
+    :func:`mipl.training.judging.failed`) training ends there.
 
     Every epoch draws its randomness from a seed of its own, so that a run resumed after any epoch goes on
     exactly as if it had never stopped. ``group``: the processes and the device to train on; none: this one's
@@ -90,13 +101,15 @@ def train(
         method.prepare(net, loader, table, seed)
     done, history = load_checkpoint(checkpoint, spec, net, optimizer, table, group) if checkpoint else (0, {})
     course = epochs(method, net, loader, parameters, optimizer, table, recipe, seed, group, done + 1)
-    for epoch, (values,) in course:
+    for epoch, (values,) in () if failed(history) else course:
         for name, value in values.items():
             history.setdefault(name, []).append(value)
         if checkpoint:
             save_checkpoint(checkpoint, spec, epoch, net, optimizer, table, history, group, len(bags))
         if report and group.rank == 0:
             report(epoch, f"loss {values['loss']:.3f}")
+        if failed(history):
+            break
     parameters.release()
     net.eval()
     with _randomness(group, "finish", seed), torch.no_grad():
@@ -118,6 +131,7 @@ def epochs(
     members: int = 1,
 ) -> Iterator[tuple[int, list[dict[str, float]]]]:
     """Train from epoch ``first`` on and yield after each what it gave, for every one of the net's members."""
+    held = held_out_bags(len(loader.bags), recipe.held_out if recipe.warmup_epochs else 0.0)
     for epoch in range(first, recipe.epochs + 1):
         started = time.perf_counter()
         clock = Clock(
@@ -133,20 +147,26 @@ def epochs(
         # the first process draws as one alone does, the others each their own dropout
         with _randomness(group, "epoch", seed, epoch, *([group.rank] if group.rank else [])):
             losses = _epoch(
-                method, net, loader, parameters, optimizer, table, clock, recipe, seed, group, members
-            )
+                method, net, loader, parameters, optimizer, table, clock, recipe, seed, group, members,
+                held if epoch <= recipe.warmup_epochs else held[:0],
+            )  # fmt: skip
         trust = table.settle(group.add, warming=not recipe.warmup_epochs or epoch <= recipe.warmup_epochs)
         top = table.weights.max(dim=1).values.view(members, -1).sum(dim=1)
         group.add([top])
+        judged: list[dict[str, float]] = [{}] * members
+        if len(held) and epoch == recipe.warmup_epochs:
+            judged = [{"advantage": a} for a in _judge(method, net, loader, table, held, group, members)]
+        trained = len(loader.bags) - (len(held) if epoch <= recipe.warmup_epochs else 0)
         seconds = time.perf_counter() - started
         yield (
             epoch,
             [
                 {
-                    "loss": loss / len(loader.bags),
+                    "loss": loss / trained,
                     "lr": recipe.lr_at(epoch),
                     "weight_on_top": weight / len(loader.bags),
                     **(trust[member] if trust else {}),
+                    **judged[member],
                     "seconds": seconds / members,
                 }
                 for member, (loss, weight) in enumerate(zip(losses, top.tolist(), strict=True))
@@ -174,12 +194,15 @@ def _epoch(
     seed: int,
     group: Alone,
     members: int,
+    without: IntArray,
 ) -> list[float]:
     net.train()
     method.on_epoch_start(net, clock.epoch)
     total = [0.0] * members
     shuffle = rng_for("shuffle", seed, clock.epoch)
-    for batch in loader.epoch(recipe.batch_size or len(loader.bags), shuffle, recipe.instance_dropout):
+    size = recipe.batch_size or len(loader.bags)
+    assert isinstance(size, int)
+    for batch in loader.epoch(size, shuffle, recipe.instance_dropout, without):
         parameters.zero_grad()
         loss = torch.zeros(members, device=group.device)
         if len(batch.sizes):  # of several processes one may have no bag in a batch
@@ -201,3 +224,31 @@ def _epoch(
             )
     method.on_epoch_end(net, table, clock)
     return total
+
+
+def _judge(
+    method: Method,
+    net: nn.Module,
+    loader: Loader,
+    table: PseudoLabels,
+    held: IntArray,
+    group: Alone,
+    members: int,
+) -> list[float]:
+    """Return each member's advantage on the bags held out, and give these the weights p̃ that others have."""
+    net.eval()
+    assert loader.bags.candidates is not None
+    prior = class_prior(loader.bags.candidates)
+    others = np.setdiff1d(np.arange(len(loader.bags)), held)
+    sums = torch.zeros((3, members), dtype=torch.float64)
+    with torch.no_grad():
+        for batch in loader.epoch(8, np.random.default_rng(0), 0.0, others):
+            if not len(batch.sizes):
+                continue
+            assert batch.candidates is not None
+            log_p = method.log_proba(net, batch)
+            table.update(batch.index, log_p, 0.0, prior=True)
+            gain = gains(log_p, batch.candidates, prior).cpu().view(members, -1)
+            sums += torch.stack([torch.ones_like(gain), gain, gain * gain]).sum(dim=2)
+    group.add([sums])
+    return [advantage(*own) for own in sums.T.tolist()]

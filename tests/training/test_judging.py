@@ -1,0 +1,192 @@
+"""Whether anything was learned: judged by candidate sets alone, said, tried again."""
+
+import dataclasses
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mipl import make_classifier
+from mipl.data.batch import BagLoader
+from mipl.data.benchmarks import gaussian_bags
+from mipl.estimators import fit_together
+from mipl.training.checks import MiplNotice
+from mipl.training.judging import ENOUGH, FEWEST, advantage, class_prior, failed, gains, held_out_bags
+from mipl.training.recipes import make_recipe
+
+
+@given(m=st.integers(0, 500), share=st.floats(0, 0.9))
+def test_bags_held_out_are_a_share_of_enough(m, share):
+    held = held_out_bags(m, share)
+    assert len(set(held.tolist())) == len(held)
+    assert (held == held_out_bags(m, share)).all()
+    if m < FEWEST or not share:
+        assert len(held) == 0
+    else:
+        assert 2 <= len(held) < m
+        assert abs(len(held) - max(2, share * m)) <= 1
+        assert held.min() >= 0
+        assert held.max() < m
+
+
+def test_the_prior_is_that_of_the_greatest_likelihood():
+    rng = np.random.default_rng(0)
+    shares = np.array([0.5, 0.3, 0.15, 0.05])
+    labels = rng.choice(4, size=4000, p=shares)
+    sets = rng.random((4000, 4)) < 0.4
+    sets[np.arange(4000), labels] = True
+    prior = class_prior(sets)
+    np.testing.assert_allclose(prior.numpy(), shares, atol=0.04)
+
+    def likelihood(q):
+        return float(np.log(sets @ q).mean())
+
+    for _ in range(50):
+        other = np.maximum(prior.numpy() + rng.normal(0, 0.02, 4), 1e-6)
+        assert likelihood(other / other.sum()) <= likelihood(prior.numpy()) + 1e-6
+
+
+@given(st.integers(0, 2**16), st.integers(2, 6), st.integers(2, 20))
+@settings(deadline=None)
+def test_gains_and_advantage_by_hand(seed, k, m):
+    rng = np.random.default_rng(seed)
+    p = rng.dirichlet(np.ones(k), size=m)
+    sets = rng.random((m, k)) < 0.5
+    sets[np.arange(m), rng.integers(k, size=m)] = True
+    prior = rng.dirichlet(np.ones(k))
+    wanted = [math.log(p[i][sets[i]].sum()) - math.log(prior[sets[i]].sum()) for i in range(m)]
+    found = gains(torch.tensor(np.log(p)), torch.tensor(sets), torch.tensor(prior))
+    np.testing.assert_allclose(found.numpy(), wanted, atol=1e-9)
+    if np.std(wanted) > 1e-3:
+        score = advantage(m, sum(wanted), sum(w * w for w in wanted))
+        assert score == pytest.approx(np.mean(wanted) / (np.std(wanted) / math.sqrt(m)), rel=1e-6)
+
+
+@given(st.integers(1, 30), st.sets(st.integers(0, 29)), st.integers(1, 7))
+@settings(deadline=None, max_examples=40)
+def test_an_epoch_leaves_out_what_it_is_told_to(m, without, size):
+    bags = gaussian_bags(bags=30, k=4)[np.arange(m)]
+    seen = [
+        int(i)
+        for batch in BagLoader(bags).epoch(
+            size, np.random.default_rng(0), 0.1, np.array(sorted(without), int)
+        )
+        for i in batch.index
+    ]
+    assert sorted(seen) == [i for i in range(m) if i not in without]
+
+
+@given(st.integers(2, 12), st.integers(1, 40), st.integers(0, 2**16))
+@settings(deadline=None)
+def test_larger_sets_mean_fewer_bags_a_step(k, m, seed):
+    rng = np.random.default_rng(seed)
+    sizes = []
+    for share in (0.0, 0.3, 0.6, 1.0):
+        sets = rng.random((m, k)) < share
+        sets[:, 0] = True
+        size = make_recipe("stable").suited_to(sets).batch_size
+        a = (sets.sum(axis=1).mean() - 1) / (k - 1)
+        assert size == int(np.clip(2 / max(a, 1e-9), 2, 8))
+        sizes.append(size)
+    assert sizes[0] == 8
+    assert sizes[-1] == 2
+    assert make_recipe("stable", batch_size=5).suited_to(sets).batch_size == 5
+    assert make_recipe("paper").suited_to(sets).batch_size == 1
+
+
+def noise_bags(bags=150):
+    """Bags whose candidate sets are those of other bags."""
+    made = gaussian_bags(bags=bags, k=4)
+    assert made.candidates is not None
+    rng = np.random.default_rng(1)
+    return dataclasses.replace(made, candidates=rng.permutation(made.candidates), missing_truth=True)
+
+
+def test_what_has_learned_says_so_and_is_not_warned_of():
+    bags = gaussian_bags(bags=150, k=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = make_classifier("sam-cn", epochs=20).fit(bags)
+    assert len(model.history_["advantage"]) == 1
+    assert model.history_["advantage"][0] > ENOUGH
+    assert len(model.history_["loss"]) == 20
+    assert model.calibration_ is None
+    assert model.recipe_.batch_size == 6
+
+
+def test_noise_is_found_out_tried_again_and_not_believed():
+    train, test = noise_bags(), gaussian_bags(bags=60, k=4, seed=5)
+    with pytest.warns(MiplNotice, match="has learned nothing: after 10 epochs"):
+        model = make_classifier("sam-cn", epochs=20).fit(train)
+    assert len(model.history_["advantage"]) == 2
+    assert failed(model.history_)
+    assert len(model.history_["loss"]) == 10
+    confidence = model.predict_proba(test).max(axis=1)
+    assert confidence.mean() < 1 / 4 + 0.1
+
+
+def test_a_second_attempt_that_learns_is_taken(monkeypatch):
+    """The first one is judged as if it had learned nothing; the second is the training of its own seed."""
+    from mipl.training import trainer
+
+    judged = []
+
+    def judge(*given):
+        judged.append(1)
+        return [0.0] if len(judged) == 1 else [9.0]
+
+    monkeypatch.setattr(trainer, "_judge", judge)
+    bags = gaussian_bags(bags=150, k=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = make_classifier("sam-cn", epochs=10).fit(bags)
+    assert model.history_["advantage"] == [0.0, 9.0]
+    assert model.recipe_.batch_size == 3
+    assert len(model.history_["loss"]) == 10
+
+
+def test_an_interrupted_second_attempt_goes_on(tmp_path):
+    bags, wanted = noise_bags(), None
+    with pytest.warns(MiplNotice):
+        wanted = make_classifier("sam-cn", epochs=8).fit(bags)
+
+    class StopError(Exception):
+        pass
+
+    steps = []
+
+    def stop_at(count):
+        def report(epoch, note=""):
+            steps.append(epoch)
+            if len(steps) == count:
+                raise StopError
+
+        return report
+
+    for count in (3, 7):  # in the first attempt (four epochs), in the second
+        with pytest.raises(StopError):
+            make_classifier("sam-cn", epochs=8).fit(bags, checkpoint=tmp_path, report=stop_at(count))
+    with pytest.warns(MiplNotice):
+        model = make_classifier("sam-cn", epochs=8).fit(bags, checkpoint=tmp_path)
+    assert model.history_["advantage"] == wanted.history_["advantage"]
+    np.testing.assert_array_equal(model.predict_proba(bags), wanted.predict_proba(bags))
+
+
+def test_of_those_trained_together_only_the_failed_are_trained_again():
+    bags = [gaussian_bags(bags=150, k=4), noise_bags()]
+    models = [make_classifier("sam-cn", epochs=12) for _ in bags]
+    with pytest.warns(MiplNotice, match="has learned nothing"):
+        fit_together(models, bags)
+    assert [len(model.history_["advantage"]) for model in models] == [1, 2]
+    assert not failed(models[0].history_)
+    assert failed(models[1].history_)
+
+
+def test_few_bags_and_the_paper_are_not_judged():
+    for bags, settings_ in ((80, {}), (150, {"recipe": "paper"}), (150, {"held_out": 0.0})):
+        model = make_classifier("sam-cn", epochs=4, **settings_).fit(gaussian_bags(bags=bags, k=4))
+        assert "advantage" not in model.history_
