@@ -20,9 +20,15 @@ LIMIT = 300.0  # seconds on the way to an accuracy, for each side
 
 
 def mipl_run(
-    data: str, methods: Sequence[str], splits: int, epochs: int, scratch: Path, vectors: bool = False
+    data: str,
+    methods: Sequence[str],
+    splits: int,
+    epochs: int,
+    scratch: Path,
+    vectors: bool = False,
+    settings: Sequence[str] = (),
 ) -> Json:
-    """Run ``mipl run`` as a user would, with its defaults, one process a core; return times and accuracy.
+    """Run ``mipl run`` as a user would, one process a core; return times and accuracy.
 
     The splits of feature vectors are trained together, as many as there are for a process.
     """
@@ -32,6 +38,7 @@ def mipl_run(
             *(sys.executable, "-m", "mipl.cli", "run", data, "--out", store, "--json"),
             *("--methods", ",".join(methods), "--splits", f"1-{splits}", "--together", str(together)),
             *("--jobs", str(cores()), "--set", f"epochs={epochs}"),
+            *(word for setting in settings for word in ("--set", setting)),
         ]
         done = commands([words])[0]
         records = list(Store(Path(store)))
@@ -157,7 +164,7 @@ def _mipl_to(case: Case, accuracy: float, scratch: Path, limit: float) -> Json:
     splits, started = min(cores(), SPLITS), time.perf_counter()
     tried: list[Json] = []
     for epochs in case.ladder:
-        run = mipl_run(case.path, [case.to_accuracy], splits, epochs, scratch, case.vectors)
+        run = mipl_run(case.path, [case.to_accuracy], splits, epochs, scratch, case.vectors, case.settings)
         tried.append({"epochs": epochs, **run})
         if run["accuracy"] >= accuracy:
             break
@@ -168,15 +175,18 @@ def _mipl_to(case: Case, accuracy: float, scratch: Path, limit: float) -> Json:
         said = f"mipl had not reached it with {last['epochs']} epochs ({100 * last['accuracy']:.1f}%)."
         return {"seconds": None, "epochs": last["epochs"], "tried": tried, "said": said}
     rounds = SPLITS / splits
+    what = f"mipl with {', '.join([*case.settings, str(last['epochs'])])} epochs"
     if last["wall"] * rounds > limit:
         said = (
-            f"mipl with {last['epochs']} epochs, from splits 1–{splits} in parallel, times {rounds:g}; "
+            f"{what}, from splits 1–{splits} in parallel, times {rounds:g}; "
             f"it was chosen by the test accuracy."
         )
         return {"seconds": last["wall"] * rounds, "epochs": last["epochs"], "tried": tried, "said": said}
-    whole = mipl_run(case.path, [case.to_accuracy], SPLITS, last["epochs"], scratch, case.vectors)
+    whole = mipl_run(
+        case.path, [case.to_accuracy], SPLITS, last["epochs"], scratch, case.vectors, case.settings
+    )
     said = (
-        f"mipl with {last['epochs']} epochs, measured on all {SPLITS} splits "
+        f"{what}, measured on all {SPLITS} splits "
         f"({100 * whole['accuracy']:.1f}% on them); the epochs were chosen by the test accuracy of "
         f"splits 1–{splits}."
     )
