@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from cases import REFERENCE_GFLOPS, Case
 from machine import step_gflop
@@ -109,7 +110,32 @@ def section(cases: Sequence[Case], gemm: Json, scratch: Path, repeats: int, full
                 else f", mipl's from {splits} splits × {epochs} epochs with everything around them."
             )
         )
+    times = call("training", "encoder", threads=1, repeats=10 * repeats)
+    slow, fast = times["conv2d"], times["products"]
+    note = f"{1000 * np.median(slow):.0f} ms against {1000 * np.median(fast):.0f} ms, 295 images, one thread"
+    rows.append(ratio_row("a step of the 28×28 encoder, by conv2d and as trained", slow, fast, None, note))
     return {"rows": rows, "said": said, "data": data}
+
+
+def encoder(repeats: int, images: int = 295) -> Json:
+    """Time the image encoder's forward and backward pass in turns: by conv2d, and as it is trained."""
+    from mipl.nn.encoders import ImageEncoder
+
+    net = ImageEncoder(1, 28, 128, 0.0).train()
+    x, slope = torch.rand(images, 28, 28), torch.randn(images, 128)
+
+    def plain() -> torch.Tensor:
+        parts = torch.split(x[:, None].contiguous(memory_format=torch.channels_last), net.PART)
+        return net.linear(torch.cat([net._maps(part) for part in parts]).flatten(1)).relu()  # type: ignore[no-any-return]
+
+    times: dict[str, list[float]] = {"conv2d": [], "products": []}
+    for turn in range(repeats + 1):
+        for name, forward in (("conv2d", plain), ("products", lambda: net(x))):
+            started = time.perf_counter()
+            torch.autograd.grad(forward(), list(net.parameters()), slope)
+            if turn:  # the first time finds nothing ready
+                times[name].append(time.perf_counter() - started)
+    return times
 
 
 def accuracy_section(cases: Sequence[Case], scratch: Path, limit: float = LIMIT) -> Json:
