@@ -12,7 +12,7 @@ export OMP_NUM_THREADS := 1
 help:
 	@echo "make demo   train a calibrated and two uncalibrated models, write $(OUT)/index.html"
 	@echo "make test   lint, types and the whole test suite"
-	@echo "make bench  measure speed and memory (about 15 minutes on a quiet machine), fill in docs/speed.md"
+	@echo "make bench  measure speed and memory (half an hour on a quiet machine), fill in docs/speed.md"
 	@echo "make setup  only create .venv and install"
 
 setup: .venv/.installed

@@ -80,7 +80,8 @@ def number(value: float, unit: str = "") -> str:
 def draw(results: Json, path: Path) -> None:
     """Draw what there is: ratios, and time and memory against size."""
     sections = results["sections"]
-    ratios = [row for section in sections.values() for row in section["rows"] if row["unit"] == "×"]
+    rows = [row for section in sections.values() for row in section["rows"]]
+    ratios = [row for row in rows if row["unit"] == "×" and row["at_most"] is None]  # of times, not of memory
     growth = sections.get("growth", {}).get("data", {})
     huge = sections.get("prediction", {}).get("data", {}).get("huge")
     with context(STYLE):

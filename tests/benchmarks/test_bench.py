@@ -163,7 +163,7 @@ def test_accuracy_is_reached_by_the_shortest_training(no_processes, monkeypatch,
     monkeypatch.setattr(
         training,
         "mipl_run",
-        lambda data, methods, splits, epochs, scratch, vectors: {
+        lambda data, methods, splits, epochs, scratch, vectors, settings: {
             "wall": splits + epochs, "fit": 1.0, "threads": [1], "accuracy": epochs / 10,
         },
     )  # fmt: skip

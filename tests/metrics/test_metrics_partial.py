@@ -76,22 +76,25 @@ def test_with_false_candidates_drawn_uniformly_the_covering_rate_follows_the_acc
     assert rates == sorted(rates, reverse=True)
 
 
-def test_with_true_probabilities_the_approximated_accuracy_is_the_accuracy():
-    m, k = 40_000, 5
+def drawn_from_their_probabilities(m=40_000, k=5):
+    """Return probabilities, labels drawn from them, and candidate sets of three."""
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.full(k, 0.7), size=m)
     labels = (p.cumsum(axis=1) < rng.random((m, 1))).sum(axis=1).clip(max=k - 1)
     candidates = add_false_positives(labels, k, 2, "posterior")
+    return p, labels, candidates
+
+
+def test_with_true_probabilities_the_approximated_accuracy_is_the_accuracy():
+    p, labels, candidates = drawn_from_their_probabilities()
     assert approximated_accuracy(p, candidates) == pytest.approx(accuracy(p, labels), abs=0.01)
 
 
 def test_the_likelihood_of_sets_is_highest_for_the_true_probabilities():
-    m, k = 40_000, 5
-    rng = np.random.default_rng(0)
-    p = rng.dirichlet(np.full(k, 0.7), size=m)
-    labels = (p.cumsum(axis=1) < rng.random((m, 1))).sum(axis=1).clip(max=k - 1)
-    candidates = add_false_positives(labels, k, 2, "posterior")
-    by_loop = [np.log(sum(row[c] for c in range(k) if S[c])) for row, S in zip(p, candidates, strict=True)]
+    p, _, candidates = drawn_from_their_probabilities()
+    by_loop = [
+        np.log(sum(row[c] for c in range(len(S)) if S[c])) for row, S in zip(p, candidates, strict=True)
+    ]
     truth = set_log_likelihood(np.log(p), candidates)
     assert truth == pytest.approx(np.mean(by_loop))
     for power in (0.6, 0.8, 1.3, 2.0):  # less and more sure than right

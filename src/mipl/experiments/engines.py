@@ -143,8 +143,8 @@ def epochs_of(unit: list[Job]) -> int:
 class _worker_environment:  # noqa: N801 (used as a context manager)
     """Give a new process what is read before torch can be asked.
 
-    One thread, by OpenMP. And, by the C library, memory that stays with the process when it is free: given
-    back and asked for anew in every step, it cost image encoders a fifth of their time.
+    One thread, by OpenMP. And, by the C library, memory that stays with the process when it is free: image
+    encoders would give it back, and ask for it anew, in every step.
     """
 
     SETTINGS: ClassVar = {

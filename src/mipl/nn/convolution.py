@@ -2,8 +2,8 @@
 
 Images lie position by position, (height, width, N, channels): a shift of the kernel is a shift of whole rows
 of memory, and pooling sees N · channels values side by side. Values are those of ``conv2d`` within rounding
-(1e-5 of the largest), at half the time and less: its gradient for one channel, and pooling of few channels,
-take longer than all else.
+(3e-5 of the largest), at about half the time: its gradient for one channel, and pooling of few channels, are
+slow (``make bench`` compares both).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Dropout(nn.Module):
             return None, 1.0
         size = math.prod(shape)
         draws = torch.empty(-(-size // 8), dtype=torch.int64, device=like.device).random_(-(2**63), None)
-        # 1 from the share on and 0 below: comparing, and making numbers of booleans, takes five times as long
+        # 1 from the share on and 0 below: comparing, and making numbers of booleans, takes longer
         kept = draws.view(torch.uint8)[:size].view(shape).clamp(share - 1, share).sub_(share - 1)
         return kept, 256 / (256 - share)
 
