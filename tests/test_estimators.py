@@ -252,7 +252,7 @@ def test_a_damaged_model_is_refused_with_a_sentence(damage, sentence, model, tmp
 def test_weights_of_another_width_are_refused(gaussian, tmp_path):
     CDLClassifier(epochs=1, width=16).fit(gaussian).save(tmp_path / "m")
     info = json.loads((tmp_path / "m" / "model.json").read_text())
-    info["params"]["width"] = 8
+    info["method"]["width"] = 8
     (tmp_path / "m" / "model.json").write_text(json.dumps(info))
     with pytest.raises(StorageError, match="size mismatch"):
         mipl.load(tmp_path / "m")

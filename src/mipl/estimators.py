@@ -19,7 +19,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import nn
 
 import mipl
-from mipl.calibration.model import Calibration, tempered
+from mipl.calibration.model import Calibration, softened
 from mipl.data.bags import Bags, as_bags
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.data.candidates import label_array
@@ -198,7 +198,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "digest": bags.digest(),
         }
         if failed(history):  # its probabilities are kept to what the bags held out bear, which is little
-            self.calibration_ = tempered(self, bags[held_out_bags(len(bags), recipe.held_out)])
+            self.calibration_ = softened(self, bags[held_out_bags(len(bags), recipe.held_out)])
         return self
 
     # ---- prediction --------------------------------------------------------------------------------

@@ -50,11 +50,14 @@ def settings_of(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
 def parse_setting(cls: type[Any], name: str, text: str) -> Any:
     """Return the value that ``name=text`` on the command line stands for, by the field's type."""
     kind = typing.get_type_hints(cls)[name]
-    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    either = typing.get_origin(kind) in (types.UnionType, typing.Union)
+    options = typing.get_args(kind) if either else (kind,)
     if type(None) in options and text.lower() == "none":
         return None
     for option in options:
-        if typing.get_origin(option) is typing.Literal or option is str:
+        if option is str or (typing.get_origin(option) is typing.Literal and not either):
+            return text
+        if text in typing.get_args(option):
             return text
         if option is bool and text.lower() in ("true", "false"):
             return text.lower() == "true"
@@ -63,7 +66,10 @@ def parse_setting(cls: type[Any], name: str, text: str) -> Any:
                 return option(text)
             except ValueError:
                 continue
-    names = " or ".join(getattr(option, "__name__", str(option)) for option in options)
+    kinds = [option for option in options if option is not type(None)]
+    names = " or ".join(
+        "".join(map(str, typing.get_args(option))) or str(option.__name__) for option in kinds
+    )
     raise SettingError(f"{name}={text} cannot be read as {names}.")
 
 

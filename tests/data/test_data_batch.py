@@ -192,7 +192,7 @@ def test_what_goes_wrong_while_reading_ahead_is_raised(tmp_path, monkeypatch):
     loader = BagLoader(Bags.load(tmp_path / "bags.npz", mapped=True))
     batches = loader.epoch(1, np.random.default_rng(0))
     next(batches)
-    monkeypatch.setattr(loader, "_read", lambda rows: 1 / 0)
+    monkeypatch.setattr(loader, "read", lambda rows: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         list(batches)
 

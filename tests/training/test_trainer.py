@@ -64,7 +64,8 @@ def test_equals_algorithm_1_written_out_by_hand(gaussian):
 def test_paper_recipe_is_what_the_authors_ran():
     recipe = RECIPES["paper"]
     assert (recipe.batch_size, recipe.lr, recipe.clip_norm, recipe.epochs) == (1, 0.01, None, 100)
-    assert (recipe.pixel_dropout, recipe.fan_in, recipe.gamma_course) == (0.0, None, "constant")
+    assert (recipe.pretrain, recipe.held_out, recipe.fan_in) == (0, 0.0, None)
+    assert (recipe.background, recipe.gamma_course) == (0.0, "constant")
     assert (recipe.optimizer, recipe.weight_decay, recipe.rate, recipe.warmup) == ("sgd", 1e-4, "cosine", 0)
     optimizer = recipe.make_optimizer(FlatParameters(recipe.shares(torch.nn.Linear(999, 1))))
     assert [group["share"] for group in optimizer.param_groups] == [1.0]

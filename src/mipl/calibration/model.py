@@ -117,10 +117,11 @@ def calibrate(
     return made  # type: ignore[no-any-return]
 
 
-def tempered(model: Any, bags: Bags) -> Calibration:
-    """Return the temperature that the candidate sets of some bags ask of a model, and nothing more."""
-    scaling = fit_scaling(model.predict_log_proba(bags), candidates_of(model, bags))
-    return Calibration("candidates", bags.digest(), len(bags), scaling, None)
+def softened(model: Any, bags: Bags) -> Calibration | None:
+    """Return the temperature above 1 that candidate sets over a model's classes ask of it; None: they do not."""
+    scaling = fit_scaling(model.predict_log_proba(bags), np.asarray(bags.candidates))
+    sure = scaling.temperature is not None and scaling.temperature > 1.0
+    return Calibration("candidates", bags.digest(), len(bags), scaling, None) if sure else None
 
 
 def check_unseen(model: Any, bags: Bags) -> None:

@@ -56,14 +56,15 @@ class BagLoader:
     def _batch(self, index: IntArray, rows: IntArray, sizes: IntArray, step: int) -> BagBatch:
         where = torch.from_numpy(index // self.share[1]).to(self.device)
         return BagBatch(
-            instances=self._read(rows),
+            instances=self.read(rows),
             sizes=torch.from_numpy(sizes).to(self.device),
             index=where,
             candidates=None if self._candidates is None else self._candidates[where],
             step=step,
         )
 
-    def _read(self, rows: IntArray) -> Tensor:
+    def read(self, rows: IntArray) -> Tensor:
+        """Return rows of the source (n, *feature_shape) float32."""
         source = self.bags.source
         instances = torch.from_numpy(source[rows])  # fancy indexing: a writable copy
         instances = instances.to(self.device, torch.float32)
@@ -150,4 +151,4 @@ class StoredRows:
     def parts(self, instances: int) -> Iterator[Tensor]:
         """Yield them in order, ``instances`` a part."""
         for first in range(0, len(self._rows), instances):
-            yield self._loader._read(self._rows[first : first + instances])
+            yield self._loader.read(self._rows[first : first + instances])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.errors import SettingError
 from mipl.methods.base import METHODS, Clock, Method
-from mipl.nn.encoders import FeatureEncoder, PixelDropout, Standardize, make_encoder, output_width
+from mipl.nn.encoders import FeatureEncoder, Standardize, make_encoder, output_width
 from mipl.nn.segments import segment_ids, segment_sum
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
@@ -48,7 +48,6 @@ class MixedEffects(nn.Module):
     def __init__(self, scaling: nn.Module, encoder: nn.Module, width: int, k: int, rank: int) -> None:
         super().__init__()
         self.scaling = scaling
-        self.pixel_dropout = PixelDropout()
         self.encoder = encoder
         self.width = width
         self.mean = nn.Parameter(torch.zeros(k, 2 * width))
@@ -62,7 +61,7 @@ class MixedEffects(nn.Module):
 
     def encode(self, instances: Tensor) -> Tensor:
         """(N, …) -> (N, L)."""
-        features: Tensor = self.encoder(self.pixel_dropout(self.scaling(instances)))
+        features: Tensor = self.encoder(self.scaling(instances))
         return features
 
     def sample(self, samples: int) -> Tensor:

@@ -54,20 +54,6 @@ class Dropout(nn.Module):
         return kept, 256 / (256 - share)
 
 
-class PixelDropout(Dropout):
-    """Dropout of an image's pixels in training; the recipe sets its share, 0 until then.
-
-    Vectors (N, d) pass untouched: what a pixel says its neighbours say too, a feature stands alone.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(0.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, …) -> (N, …)."""
-        return x if x.ndim == 2 else super().forward(x)
-
-
 class FeatureEncoder(nn.Sequential):
     """Linear d→L, ReLU, dropout for feature vectors."""
 
@@ -97,15 +83,17 @@ class ImageEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, h, w) or (N, c, h, w) -> (N, L)."""
+        features: Tensor = self.dropout(self.linear(self.maps(x)).relu())
+        return features
+
+    def maps(self, x: Tensor) -> Tensor:
+        """(N, h, w) or (N, c, h, w) -> (N, 800), or (N, 200) of 8×8: what the convolutions give."""
         if x.ndim == 3:
             x = x[:, None]
         on_cpu = x.device.type == "cpu"
         if self.training and on_cpu and self.conv1.padding == (0, 0) and not torch.is_autocast_enabled("cpu"):
-            x = torch.cat([self._products(part) for part in torch.split(x, self.PART)])
-        else:
-            x = self._maps(x.contiguous(memory_format=torch.channels_last))
-        features: Tensor = self.dropout(self.linear(x.flatten(1)).relu())
-        return features
+            return torch.cat([self._products(part).flatten(1) for part in torch.split(x, self.PART)])
+        return self._maps(x.contiguous(memory_format=torch.channels_last)).flatten(1)
 
     def _maps(self, x: Tensor) -> Tensor:
         """(N, c, h, w) -> (N, 50, h', w')."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from mipl.nn.attention import Attention, GatedScore, aggregate
-from mipl.nn.encoders import PixelDropout
 from mipl.nn.segments import segment_ids, segment_sum
 
 
@@ -43,7 +42,6 @@ class BagNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.scaling = scaling
-        self.pixel_dropout = PixelDropout()
         self.encoder = encoder
         self.score = score
         self.attention = attention
@@ -83,7 +81,7 @@ class BagNetwork(nn.Module):
     def encode(self, instances: Tensor) -> Tensor:
         """(N, …) -> (N, L), in chunks when no gradient is needed."""
         if torch.is_grad_enabled() or len(instances) <= self.CHUNK:
-            features: Tensor = self.encoder(self.pixel_dropout(self.scaling(instances)))
+            features: Tensor = self.encoder(self.scaling(instances))
             return features
         return torch.cat([self.encoder(self.scaling(part)) for part in torch.split(instances, self.CHUNK)])
 

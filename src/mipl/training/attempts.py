@@ -40,8 +40,7 @@ def train_until_learned(
     history = train(method, net, bags, recipe, seed, group=group, checkpoint=checkpoint, report=report)
     if not failed(history):
         return net, recipe, history
-    size = recipe.batch_size if isinstance(recipe.batch_size, int) else len(bags)
-    more = dataclasses.replace(recipe, batch_size=max(1, size // 2))
+    more = dataclasses.replace(recipe, batch_size=max(1, (recipe.batch_size or len(bags)) // 2))
     other = seed_for("again", seed) % 2**32
     second = build(other)
     later = train(

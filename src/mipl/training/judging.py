@@ -29,7 +29,11 @@ def held_out_bags(bags: int, share: float) -> IntArray:
 
 def class_prior(candidates: BoolArray | Tensor, steps: int = 100) -> Tensor:
     """Return the class shares (k,) under which the candidate sets (m, k) are the most likely, by EM."""
-    sets = torch.as_tensor(candidates, dtype=torch.float64)
+    sets = (
+        torch.tensor(candidates, dtype=torch.float64)
+        if isinstance(candidates, np.ndarray)
+        else candidates.double()
+    )
     prior = torch.full((sets.shape[1],), 1.0 / sets.shape[1], dtype=torch.float64, device=sets.device)
     for _ in range(steps):
         inside = sets * prior

@@ -38,14 +38,19 @@ class Recipe:
     """Optimiser, schedules and warm-up; each part is replaceable on its own."""
 
     epochs: int = setting(100, "T, passes over the training bags")
-    batch_size: int | Literal["auto"] | None = setting(
-        "auto", "bags a step; auto: 8, and fewer where candidate sets are large; none: all of them"
-    )
+    batch_size: int | None = setting(8, "bags a step; none: all of them")
     optimizer: Literal["sgd", "adamw"] = setting("adamw", "adamw, or sgd (momentum 0.9, Nesterov)")
     lr: float = setting(6e-3, "learning rate at the start")
     weight_decay: float = setting(1e-2, "weight decay")
+    pretrain: int = setting(
+        60, "steps in which a built-in image encoder learns from images alone; 0: none", idle=0
+    )
+    components: int | Literal["auto"] = setting(
+        "auto",
+        "features kept of its convolutions, which then stay as they are; auto: 256, and fewer where "
+        "candidate sets are large",
+    )
     instance_dropout: float = setting(0.1, "share of a bag's instances left out of a step")
-    pixel_dropout: float = setting(0.1, "share of an image's pixels dropped in training")
     fan_in: int | None = setting(
         40, "inputs above which an encoder layer and the score slow down; none: never"
     )
@@ -66,12 +71,12 @@ class Recipe:
     warmup: float = setting(0.5, "share of the epochs, the first ones, with w = p̃ and γ = 0: set likelihood")
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
+        for name, least in (("epochs", 1), ("batch_size", 1), ("pretrain", 0), ("components", 1)):
             value = getattr(self, name)
-            if name == "batch_size" and value in (None, "auto"):
+            if (name, value) in (("batch_size", None), ("components", "auto")):
                 continue
-            if int(value) < 1:
-                raise SettingError(f"{name} = {value} must be at least 1.")
+            if int(value) < least:
+                raise SettingError(f"{name} = {value} must be at least {least}.")
         if (
             not self.lr > 0
             or not self.weight_decay >= 0
@@ -82,7 +87,7 @@ class Recipe:
                 f"lr = {self.lr} and clip_norm = {self.clip_norm} must be above 0, "
                 f"weight_decay = {self.weight_decay} and background = {self.background} at least 0."
             )
-        for name in ("instance_dropout", "pixel_dropout", "held_out"):
+        for name in ("instance_dropout", "held_out"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise SettingError(f"{name} = {getattr(self, name)} must be in [0, 1).")
         if self.fan_in is not None and self.fan_in < 1:
@@ -101,16 +106,16 @@ class Recipe:
                 )
 
     def suited_to(self, candidates: BoolArray) -> Recipe:
-        """Return the recipe with its number of bags a step for candidate sets (m, k).
+        """Return the recipe with the ``components`` for candidate sets (m, k).
 
         Of the k − 1 other classes a share a is candidates too. The larger it is, the less a bag says about
-        its class and the more steps it takes to hear it: 2/a bags a step, at least 2 and at most 8.
+        its class, and the fewer features it takes to learn bags by heart: 48/a of them, 64 to 256.
         """
-        if self.batch_size != "auto":
+        if self.components != "auto":
             return self
         m, k = candidates.shape
         share = (candidates.sum() / max(m, 1) - 1) / max(k - 1, 1)
-        return dataclasses.replace(self, batch_size=int(min(8.0, max(2.0, 2.0 / max(share, 1e-9)))))
+        return dataclasses.replace(self, components=int(min(256.0, max(64.0, 48.0 / max(share, 1e-9)))))
 
     def make_optimizer(self, parameters: FlatParameters) -> torch.optim.Optimizer:
         """Return the optimiser; every group of parameters has its ``share`` of the learning rate."""
@@ -191,7 +196,7 @@ RECIPES: dict[str, Recipe] = {
         lr=0.01,
         weight_decay=1e-4,
         instance_dropout=0.0,
-        pixel_dropout=0.0,
+        pretrain=0,
         fan_in=None,
         background=0.0,
         held_out=0.0,

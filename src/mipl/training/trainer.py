@@ -18,13 +18,13 @@ from mipl.data.batch import BagBatch, BagLoader
 from mipl.data.candidates import IntArray
 from mipl.errors import SettingError, TrainingError
 from mipl.methods.base import Clock, Method
-from mipl.nn.encoders import PixelDropout
 from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for, seed_for
 from mipl.training.checkpoint import load_checkpoint, save_checkpoint
 from mipl.training.flat import FlatParameters
 from mipl.training.judging import advantage, class_prior, failed, gains, held_out_bags
 from mipl.training.parallel import Alone
+from mipl.training.pretraining import on_features
 from mipl.training.progress import Report
 from mipl.training.recipes import Recipe
 
@@ -83,7 +83,24 @@ def train(
     if group.processes > 1 and not method.shared:
         raise SettingError("This method trains in one process only: leave devices at 1.")
     net.to(group.device)
+    spec = training_spec(method, bags, recipe, seed) if checkpoint else {}
+    with on_features(net, bags, recipe, seed, group, report) as features:
+        return _train(method, net, features, recipe, seed, group, spec, checkpoint, report)
+
+
+def _train(
+    method: Method,
+    net: nn.Module,
+    bags: Bags,
+    recipe: Recipe,
+    seed: int,
+    group: Alone,
+    spec: Mapping[str, Any],
+    checkpoint: Path | None,
+    report: Report | None,
+) -> History:
     loader = BagLoader(bags, group.device, (group.rank, group.processes))
+    assert bags.candidates is not None
     table = method.table(
         loader.mine(bags.candidates), None if bags.weights is None else loader.mine(bags.weights)
     )
@@ -91,12 +108,8 @@ def train(
     if own is not None:
         net.eval()
         return own
-    for module in net.modules():
-        if isinstance(module, PixelDropout):
-            module.p = recipe.pixel_dropout
     parameters = FlatParameters(recipe.shares(net))
     optimizer = recipe.make_optimizer(parameters)
-    spec: Mapping[str, Any] = training_spec(method, bags, recipe, seed) if checkpoint else {}
     with _randomness(group, "prepare", seed):
         method.prepare(net, loader, table, seed)
     done, history = load_checkpoint(checkpoint, spec, net, optimizer, table, group) if checkpoint else (0, {})
@@ -201,7 +214,6 @@ def _epoch(
     total = [0.0] * members
     shuffle = rng_for("shuffle", seed, clock.epoch)
     size = recipe.batch_size or len(loader.bags)
-    assert isinstance(size, int)
     for batch in loader.epoch(size, shuffle, recipe.instance_dropout, without):
         parameters.zero_grad()
         loss = torch.zeros(members, device=group.device)
