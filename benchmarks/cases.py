@@ -17,7 +17,7 @@ REPO = Path(__file__).resolve().parents[1]
 
 
 # What keeps a long training from learning by heart makes a short one longer.
-QUICKLY = ("batch_size=4", "instance_dropout=0", "dropout=0.2")
+QUICKLY = ("pretrain=0", "batch_size=4", "instance_dropout=0", "dropout=0.2")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,6 @@ from mipl.data.benchmarks import gaussian_bags
 from mipl.estimators import fit_together
 from mipl.training.checks import MiplNotice
 from mipl.training.judging import ENOUGH, FEWEST, advantage, class_prior, failed, gains, held_out_bags
-from mipl.training.recipes import make_recipe
 
 
 @given(m=st.integers(0, 500), share=st.floats(0, 0.9))
@@ -102,7 +101,7 @@ def test_what_has_learned_says_so_and_is_not_warned_of():
 
 def test_noise_is_found_out_tried_again_and_not_believed():
     train, test = noise_bags(), gaussian_bags(bags=60, k=4, seed=5)
-    with pytest.warns(MiplNotice, match="has learned nothing: after 10 epochs"):
+    with pytest.warns(MiplNotice, match=r"has learned nothing: at the end of its warm-up \(epoch 10\)"):
         model = make_classifier("sam-cn", epochs=20).fit(train)
     assert len(model.history_["advantage"]) == 2
     assert failed(model.history_)

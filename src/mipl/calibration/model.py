@@ -118,7 +118,7 @@ def calibrate(
 
 
 def softened(model: Any, bags: Bags) -> Calibration | None:
-    """Return the temperature above 1 that candidate sets over a model's classes ask of it; None: they do not."""
+    """Return the temperature above 1 that the candidate sets of bags ask of a model; None: they do not."""
     scaling = fit_scaling(model.predict_log_proba(bags), np.asarray(bags.candidates))
     sure = scaling.temperature is not None and scaling.temperature > 1.0
     return Calibration("candidates", bags.digest(), len(bags), scaling, None) if sure else None

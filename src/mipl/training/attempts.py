@@ -53,10 +53,10 @@ def train_until_learned(
     history = {**history, "advantage": sorted(both)}  # the last is that of the network
     if failed(history) and group.rank == 0:
         warnings.warn(
-            f"The model has learned nothing: after {recipe.warmup_epochs} epochs it knows the candidate sets "
-            f"of bags that it has not seen no better than the classes' frequencies do ({both[0]:.1f} and, "
-            f"trained again, {both[1]:.1f} standard errors above them). Check that features and candidate "
-            "sets belong to the same bags; then try more epochs or fewer bags a step.",
+            f"The model has learned nothing: at the end of its warm-up (epoch {recipe.warmup_epochs}) it knows "
+            "the candidate sets of bags that it has not seen no better than the classes' frequencies do "
+            f"({both[0]:.1f} and, trained again, {both[1]:.1f} standard errors above them). Check that features "
+            "and candidate sets belong to the same bags; then try more epochs or fewer bags a step.",
             MiplNotice,
             stacklevel=4,
         )
