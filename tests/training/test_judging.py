@@ -101,7 +101,7 @@ def test_what_has_learned_says_so_and_is_not_warned_of():
 
 def test_noise_is_found_out_tried_again_and_not_believed():
     train, test = noise_bags(), gaussian_bags(bags=60, k=4, seed=5)
-    with pytest.warns(MiplNotice, match=r"has learned nothing: at the end of its warm-up \(epoch 10\)"):
+    with pytest.warns(MiplNotice, match=r"has learned nothing: after its warm-up of 10 epochs"):
         model = make_classifier("sam-cn", epochs=20).fit(train)
     assert len(model.history_["advantage"]) == 2
     assert failed(model.history_)

@@ -53,9 +53,9 @@ def train_until_learned(
     history = {**history, "advantage": sorted(both)}  # the last is that of the network
     if failed(history) and group.rank == 0:
         warnings.warn(
-            f"The model has learned nothing: at the end of its warm-up (epoch {recipe.warmup_epochs}) it knows "
+            f"The model has learned nothing: after its warm-up of {recipe.warmup_epochs} epochs it knows "
             "the candidate sets of bags that it has not seen no better than the classes' frequencies do "
-            f"({both[0]:.1f} and, trained again, {both[1]:.1f} standard errors above them). Check that features "
+            f"({both[0]:.1f} and, trained again, {both[1]:.1f} standard errors above). Check that features "
             "and candidate sets belong to the same bags; then try more epochs or fewer bags a step.",
             MiplNotice,
             stacklevel=4,
