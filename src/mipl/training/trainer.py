@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -70,8 +71,10 @@ def train(
 ) -> History:
     """Train ``net`` in place and return its history, one value an epoch for each name.
 
-    ``advantage`` has one value, of the warm-up's last epoch: where it says that nothing was learned (see
-    :func:`mipl.training.judging.failed`) training ends there.
+    ``weight_on_top`` is the mean of the bags' largest weights, ``class_entropy`` the entropy of their mean, 1
+    where classes are even and 0 where all bags are given to one. ``advantage`` has one value, of the warm-up's
+    last epoch: where it says that nothing was learned (see :func:`mipl.training.judging.failed`) training
+    ends there.
 
     Every epoch draws its randomness from a seed of its own, so that a run resumed after any epoch goes on
     exactly as if it had never stopped. ``group``: the processes and the device to train on; none: this one's
@@ -165,7 +168,10 @@ def epochs(
             )  # fmt: skip
         trust = table.settle(group.add, warming=not recipe.warmup_epochs or epoch <= recipe.warmup_epochs)
         top = table.weights.max(dim=1).values.view(members, -1).sum(dim=1)
-        group.add([top])
+        shares = table.weights.view(members, -1, table.weights.shape[1]).sum(dim=1)  # (members, k)
+        group.add([top, shares])
+        mean = shares / shares.sum(dim=1, keepdim=True)
+        even = (torch.special.entr(mean).sum(dim=1) / math.log(max(mean.shape[1], 2))).tolist()
         judged: list[dict[str, float]] = [{}] * members
         if len(held) and epoch == recipe.warmup_epochs:
             judged = [{"advantage": a} for a in _judge(method, net, loader, table, held, group, members)]
@@ -178,6 +184,7 @@ def epochs(
                     "loss": loss / trained,
                     "lr": recipe.lr_at(epoch),
                     "weight_on_top": weight / len(loader.bags),
+                    "class_entropy": even[member],
                     **(trust[member] if trust else {}),
                     **judged[member],
                     "seconds": seconds / members,
