@@ -73,8 +73,8 @@ def train(
 
     ``weight_on_top`` is the mean of the bags' largest weights, ``class_entropy`` the entropy of their mean, 1
     where classes are even and 0 where all bags are given to one. ``advantage`` has one value, of the
-    warm-up's last epoch: where it says that nothing was learned (:func:`mipl.training.judging.failed`) training
-    ends there.
+    warm-up's last epoch: where it says that nothing was learned (:func:`mipl.training.judging.failed`)
+    training ends there.
 
     Every epoch draws its randomness from a seed of its own, so that a run resumed after any epoch goes on
     exactly as if it had never stopped. ``group``: the processes and the device to train on; none: this one's
