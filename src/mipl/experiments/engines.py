@@ -122,7 +122,7 @@ def _work(jobs: list[Job], connection: Any) -> None:
     try:
         run(jobs, report)
         connection.send("finished")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):  # stopped, or nobody is left to tell
         pass
     except Exception as error:  # one run's failure is reported, and must not stop the rest
         connection.send(f"{type(error).__name__}: {error}")
