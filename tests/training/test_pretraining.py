@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
-from mipl import make_classifier
+from mipl import load, make_classifier
 from mipl.data.batch import BagLoader
 from mipl.data.benchmarks import digits_mipl
 from mipl.methods import METHODS
@@ -144,6 +144,4 @@ def test_training_on_images_goes_on_where_it_stopped(bags, tmp_path):
     resumed = made().fit(bags, checkpoint=tmp_path / "c")
     assert np.array_equal(whole.predict_proba(bags), resumed.predict_proba(bags))
     whole.save(tmp_path / "m")
-    from mipl import load
-
     assert np.array_equal(load(tmp_path / "m").predict_proba(bags), whole.predict_proba(bags))

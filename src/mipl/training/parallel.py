@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mipl.errors import SettingError, TrainingError
+from mipl.seeding import seed_for
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -124,3 +125,11 @@ def _company() -> Iterator[None]:
             "Another process of this training has ended or cannot be reached: start it again; "
             f"with a checkpoint it goes on after the last whole epoch ({str(error).splitlines()[0]})."
         ) from error
+
+
+@contextlib.contextmanager
+def randomness(group: Alone, *names: str | int) -> Iterator[None]:
+    """Draw from a seed of these names inside the block, and leave torch's own generator as it was."""
+    with torch.random.fork_rng(devices=[] if group.device.type == "cpu" else None):
+        torch.manual_seed(seed_for(*names))
+        yield

@@ -22,8 +22,8 @@ from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader
 from mipl.data.candidates import IntArray
 from mipl.nn.encoders import FeatureEncoder, ImageEncoder
-from mipl.seeding import rng_for, seed_for
-from mipl.training.parallel import Alone
+from mipl.seeding import rng_for
+from mipl.training.parallel import Alone, randomness
 from mipl.training.progress import Report
 from mipl.training.recipes import Recipe
 
@@ -49,8 +49,7 @@ def on_features(
         return
     ((name, encoder),) = found
     rng = rng_for("images", seed)
-    with torch.random.fork_rng(devices=[] if group.device.type == "cpu" else None):
-        torch.manual_seed(seed_for("images", seed))
+    with randomness(group, "images", seed):
         contrast(encoder, bags, recipe.pretrain, rng, group, report)
         assert isinstance(recipe.components, int)
         components = _principal(encoder, bags, recipe.components, rng, group.device)

@@ -47,8 +47,8 @@ class Recipe:
     )
     components: int | Literal["auto"] = setting(
         "auto",
-        "features kept of its convolutions, which then stay as they are; auto: 256, and fewer where "
-        "candidate sets are large",
+        "features kept of its convolutions, which then stay as they are; auto: 64 to 256, the fewer the "
+        "larger candidate sets are",
     )
     instance_dropout: float = setting(0.1, "share of a bag's instances left out of a step")
     fan_in: int | None = setting(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import time
@@ -20,11 +19,11 @@ from mipl.data.candidates import IntArray
 from mipl.errors import SettingError, TrainingError
 from mipl.methods.base import Clock, Method
 from mipl.pseudo_labels import PseudoLabels
-from mipl.seeding import rng_for, seed_for
+from mipl.seeding import rng_for
 from mipl.training.checkpoint import load_checkpoint, save_checkpoint
 from mipl.training.flat import FlatParameters
 from mipl.training.judging import advantage, class_prior, failed, gains, held_out_bags
-from mipl.training.parallel import Alone
+from mipl.training.parallel import Alone, randomness
 from mipl.training.pretraining import on_features
 from mipl.training.progress import Report
 from mipl.training.recipes import Recipe
@@ -113,7 +112,7 @@ def _train(
         return own
     parameters = FlatParameters(recipe.shares(net))
     optimizer = recipe.make_optimizer(parameters)
-    with _randomness(group, "prepare", seed):
+    with randomness(group, "prepare", seed):
         method.prepare(net, loader, table, seed)
     done, history = load_checkpoint(checkpoint, spec, net, optimizer, table, group) if checkpoint else (0, {})
     course = epochs(method, net, loader, parameters, optimizer, table, recipe, seed, group, done + 1)
@@ -128,7 +127,7 @@ def _train(
             break
     parameters.release()
     net.eval()
-    with _randomness(group, "finish", seed), torch.no_grad():
+    with randomness(group, "finish", seed), torch.no_grad():
         method.finish(net, loader)
     return history
 
@@ -161,7 +160,7 @@ def epochs(
         for layers in optimizer.param_groups:
             layers["lr"] = layers["share"] * recipe.lr_at(epoch)
         # the first process draws as one alone does, the others each their own dropout
-        with _randomness(group, "epoch", seed, epoch, *([group.rank] if group.rank else [])):
+        with randomness(group, "epoch", seed, epoch, *([group.rank] if group.rank else [])):
             losses = _epoch(
                 method, net, loader, parameters, optimizer, table, clock, recipe, seed, group, members,
                 held if epoch <= recipe.warmup_epochs else held[:0],
@@ -192,14 +191,6 @@ def epochs(
                 for member, (loss, weight) in enumerate(zip(losses, top.tolist(), strict=True))
             ],
         )
-
-
-@contextlib.contextmanager
-def _randomness(group: Alone, *names: str | int) -> Iterator[None]:
-    """Draw from a seed of these names inside the block, and leave torch's own generator as it was."""
-    with torch.random.fork_rng(devices=[] if group.device.type == "cpu" else None):
-        torch.manual_seed(seed_for(*names))
-        yield
 
 
 def _epoch(
