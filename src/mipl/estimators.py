@@ -198,7 +198,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "digest": bags.digest(),
         }
         if failed(history):  # its probabilities are kept to what the bags held out bear, which is little
-            self.calibration_ = softened(self, bags[held_out_bags(len(bags), recipe.held_out)])
+            self.calibration_ = softened(self, bags[held_out_bags(bags.candidates, recipe.held_out)])
         return self
 
     # ---- prediction --------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from mipl.losses import candidate_log_softmax
 START = 0.9  # trust before anything is known: an estimate moves from here
 SOUND = 10.0  # sound sets of every size, as if seen before: a few bags discredit none
 STEPS = 10  # of EM after an epoch: with one only, networks learn wrong sets before the estimate is there
+FADED = 0.05  # what a step adds to the mean of the weights, and takes off what it was
 HIGHEST = 1.0 - 1e-6  # of estimates, so that later evidence still counts
 
 
@@ -56,21 +57,37 @@ class PseudoLabels:
         """Set w ← α w + (1 − α) p̃ (Eq. 15) for the bags at ``index`` (b,) and return it (b, k), detached.
 
         ``prior``: p̃ in proportion to the prediction times the initial weights, where these were given (for
-        example from votes). With α = 0 the loss is then the likelihood of the set, Σ_S w⁰ p, so weighted.
+        example from votes), and leaning as :meth:`even_out` has it. With α = 0 the loss is then the
+        likelihood of the set, Σ_S w⁰ p, so weighted.
         """
         weights = self.weights[index]
         if alpha < 1.0:
             with torch.no_grad():
-                scores = logits.detach()
+                logits = logits.detach()
+                if prior and "lean" in self.memory:
+                    lean = self.memory["lean"]
+                    logits = logits + lean[index // (len(self.weights) // len(lean))]
+                scores = logits
                 if prior and self.log_prior is not None:
                     scores = scores + self.log_prior[index]
                 if "trust" in self.memory:
-                    predicted = self._posterior(index, scores, logits.detach(), prior)
+                    predicted = self._posterior(index, scores, logits, prior)
                 else:
                     predicted = candidate_log_softmax(scores, self.candidates[index]).exp()
                 weights = alpha * weights + (1.0 - alpha) * predicted.to(weights)
             self.weights[index] = weights
         return weights
+
+    def even_out(self, shares: Tensor, prior: Tensor, strength: Tensor) -> None:
+        """Lean, from here on, towards the classes that get less of the weights than they should.
+
+        ``shares`` (members, k): of the weights in a step; ``prior`` (members, k): those to be had;
+        ``strength`` (members, 1). With the mean of some twenty steps, p̃ is in proportion to
+        p (prior / mean)^strength.
+        """
+        mean = self.memory.get("mean", prior)
+        self.memory["mean"] = mean = mean + FADED * (shares - mean)
+        self.memory["lean"] = strength * (prior.clamp(min=1e-6) / mean.clamp(min=1e-6)).log()
 
     def _posterior(self, index: Tensor, scores: Tensor, logits: Tensor, prior: bool) -> Tensor:
         """Return p a / Σ p a (b, k), ``scores`` counting inside the sets and ``logits`` outside.

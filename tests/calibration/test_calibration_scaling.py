@@ -11,7 +11,7 @@ from scipy.optimize import check_grad, minimize
 from scipy.special import log_softmax
 
 from mipl.calibration import scaling as module
-from mipl.calibration.scaling import LIMIT, Scaling, fit_scaling
+from mipl.calibration.scaling import LIMIT, Scaling, fit_scaling, softest_scaling
 from mipl.data.candidates import add_false_positives
 from mipl.errors import DataError, SettingError
 
@@ -45,6 +45,21 @@ def test_the_temperature_is_that_of_a_fine_grid_and_undoes_the_distortion(known,
     assert slow_loss(found.apply(log_p), sets) <= losses[best] + 1e-12
     assert found.temperature == pytest.approx(sharpness, rel=0.35)
     assert not found.at_limit
+
+
+@given(st.integers(0, 2**16), st.sampled_from([0.3, 1.0, 4.0]), st.integers(5, 200))
+@settings(deadline=None, max_examples=30)
+def test_the_softest_scaling_is_two_standard_errors_softer(seed, sharpness, m):
+    log_p, labels = drawn(m=m, sharpness=sharpness, seed=seed)
+    best, softest = fit_scaling(log_p, one_hot(labels)), softest_scaling(log_p, one_hot(labels))
+    assert softest.temperature >= best.temperature * (1 - 1e-9)
+
+    def total(temperature):
+        return m * slow_loss(log_softmax(log_p / temperature, axis=1), one_hot(labels))
+
+    assert total(softest.temperature) <= total(best.temperature) + 2.0 + 1e-9
+    if softest.temperature < 0.9 * LIMIT:  # a little softer is out of reach
+        assert total(softest.temperature * 1.1) > total(best.temperature) + 2.0
 
 
 def test_uniform_candidates_lead_where_labels_lead_and_confusable_ones_do_not():

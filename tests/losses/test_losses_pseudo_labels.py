@@ -89,6 +89,41 @@ def test_with_a_prior_the_prediction_is_weighed_by_the_initial_weights(m, k, alp
     np.testing.assert_allclose(uniform.weights, predicted(logits, S), atol=1e-5)
 
 
+@given(members=st.integers(1, 3), k=st.integers(2, 6), steps=st.integers(1, 40), seed=SEEDS)
+@properties
+def test_the_weights_lean_to_classes_below_their_share_while_warming_up(members, k, steps, seed):
+    rng = np.random.default_rng(seed)
+    S = np.concatenate([candidate_sets(4, k, rng) for _ in range(members)])
+    prior = rng.dirichlet(np.full(k, 5.0), size=members)
+    strength = rng.random((members, 1))
+    table, mean = table_of(S), prior.copy()
+    for _ in range(steps):
+        shares = rng.dirichlet(np.full(k, 2.0), size=members)
+        mean = 0.95 * mean + 0.05 * shares
+        table.even_out(torch.tensor(shares), torch.tensor(prior), torch.tensor(strength))
+    logits = rng.standard_normal((4 * members, k))
+    leaning = logits + np.repeat(strength * np.log(prior / mean), 4, axis=0)
+    table.update(torch.arange(4 * members), torch.tensor(logits), 0.0, prior=True)
+    np.testing.assert_allclose(table.weights, predicted(leaning, S), atol=1e-5)
+    table.update(torch.arange(4 * members), torch.tensor(logits), 0.0)  # no more, once the warm-up is over
+    np.testing.assert_allclose(table.weights, predicted(logits, S), atol=1e-5)
+
+
+def test_a_class_that_took_all_loses_what_it_has_too_much():
+    """From a network that gives every bag with both candidates to one class, half of them come back."""
+    table = table_of(np.ones((40, 2), dtype=bool))
+    logits, index = torch.tensor([[3.0, 0.0]]).expand(40, 2), torch.arange(40)
+    table.update(index, logits, 0.0, prior=True)
+    assert table.weights[:, 0].mean() > 0.9
+    for _ in range(200):
+        table.update(index, logits, 0.0, prior=True)
+        shares = table.weights.mean(dim=0, keepdim=True)
+        table.even_out(shares, torch.tensor([[0.5, 0.5]]), torch.tensor([[0.75]]))
+    # w/(1 − w) = e³ ((1 − w)/w)^0.75 where it rests
+    odds = float(table.weights[0, 0] / table.weights[0, 1])
+    assert odds == pytest.approx(np.exp(3 / 1.75), rel=1e-2)
+
+
 # --- Eq. 15 ---
 
 

@@ -1,7 +1,6 @@
 """Whether anything was learned: judged by candidate sets alone, said, tried again."""
 
 import dataclasses
-import math
 import warnings
 
 import numpy as np
@@ -9,36 +8,70 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chi2
 
 from mipl import make_classifier
 from mipl.data.batch import BagLoader
 from mipl.data.benchmarks import gaussian_bags
 from mipl.estimators import fit_together
 from mipl.training.checks import MiplNotice
-from mipl.training.judging import ENOUGH, FEWEST, advantage, class_prior, failed, gains, held_out_bags
+from mipl.training.judging import (
+    CLEAR,
+    ENOUGH,
+    FEWEST,
+    MOST,
+    advantage,
+    class_prior,
+    evened_prior,
+    failed,
+    fits,
+    held_out_bags,
+)
 
 
-@given(m=st.integers(0, 500), share=st.floats(0, 0.9))
-def test_bags_held_out_are_a_share_of_enough(m, share):
-    held = held_out_bags(m, share)
+@given(st.integers(0, 500), st.floats(0, 0.9), st.floats(0, 1), st.integers(2, 8), st.integers(0, 99))
+@settings(deadline=None)
+def test_bags_held_out_are_enough_to_judge_by(m, share, named, k, seed):
+    rng = np.random.default_rng(seed)
+    sets = rng.random((m, k)) < named
+    sets[np.arange(m), rng.integers(k, size=m)] = True
+    held = held_out_bags(sets, share)
     assert len(set(held.tolist())) == len(held)
-    assert (held == held_out_bags(m, share)).all()
+    assert (held == held_out_bags(sets, share)).all()
     if m < FEWEST or not share:
         assert len(held) == 0
-    else:
-        assert 2 <= len(held) < m
-        assert abs(len(held) - max(2, share * m)) <= 1
-        assert held.min() >= 0
-        assert held.max() < m
+        return
+    assert 2 <= len(held) < m
+    assert held.min() >= 0
+    assert held.max() < m
+    assert len(held) >= max(2, round(share * m))
+    if len(held) > max(2, round(share * m)):  # more than asked for: sets that say little, a quarter at most
+        assert len(held) <= MOST * m + 1
+        chance = sets.mean()
+        assert len(held) <= (CLEAR * ENOUGH) ** 2 * chance / (1 - chance) + 1 if chance < 1 else True
+
+
+def test_larger_sets_need_more_bags_to_judge_by():
+    rng = np.random.default_rng(0)
+    sizes = []
+    for r in (0, 1, 2, 3):
+        sets = np.array([rng.permutation(5) <= r for _ in range(350)])
+        sizes.append(len(held_out_bags(sets, 0.1)))
+    assert sizes == [35, 35, 38, 88]
+
+
+def sets_of(labels, k, named, rng):
+    """Return candidate sets with the label and every other class with chance ``named``."""
+    sets = rng.random((len(labels), k)) < named
+    sets[np.arange(len(labels)), labels] = True
+    return sets
 
 
 def test_the_prior_is_that_of_the_greatest_likelihood():
     rng = np.random.default_rng(0)
     shares = np.array([0.5, 0.3, 0.15, 0.05])
-    labels = rng.choice(4, size=4000, p=shares)
-    sets = rng.random((4000, 4)) < 0.4
-    sets[np.arange(4000), labels] = True
-    prior = class_prior(sets)
+    sets = sets_of(rng.choice(4, size=4000, p=shares), 4, 0.4, rng)
+    prior = class_prior(torch.tensor(sets))
     np.testing.assert_allclose(prior.numpy(), shares, atol=0.04)
 
     def likelihood(q):
@@ -49,20 +82,59 @@ def test_the_prior_is_that_of_the_greatest_likelihood():
         assert likelihood(other / other.sum()) <= likelihood(prior.numpy()) + 1e-6
 
 
+@given(st.integers(0, 2**16), st.integers(2, 8), st.integers(20, 300), st.floats(0.05, 0.8))
+@settings(deadline=None, max_examples=30)
+def test_the_prior_is_as_even_as_the_sets_allow(seed, k, m, named):
+    rng = np.random.default_rng(seed)
+    sets = sets_of(rng.choice(k, size=m, p=rng.dirichlet(np.ones(k))), k, named, rng)
+    prior, likeliest = evened_prior(torch.tensor(sets)).numpy(), class_prior(torch.tensor(sets)).numpy()
+    assert prior.sum() == pytest.approx(1)
+    assert (prior >= 0).all()
+    loss = np.log(sets @ likeliest).sum() - np.log(sets @ prior).sum()
+    rejected = chi2.ppf(0.95, k - 1) / 2
+    assert loss <= rejected
+    if np.ptp(prior) > 1e-9:  # not even: the sets reject anything more so
+        more = 0.99 * prior + 0.01 / k
+        assert np.log(sets @ likeliest).sum() - np.log(sets @ more).sum() > rejected
+
+
+def test_ambiguous_sets_of_even_classes_have_an_even_prior_and_clear_ones_of_skewed_a_skewed_one():
+    rng = np.random.default_rng(0)
+    even = np.array([rng.permutation(5) <= 3 for _ in range(175)])
+    np.testing.assert_allclose(evened_prior(torch.tensor(even)), 0.2)
+    skewed = np.array([0.6, 0.3, 0.1])
+    sets = sets_of(rng.choice(3, size=2000, p=skewed), 3, 0.1, rng)
+    np.testing.assert_allclose(evened_prior(torch.tensor(sets)), skewed, atol=0.05)
+
+
 @given(st.integers(0, 2**16), st.integers(2, 6), st.integers(2, 20))
 @settings(deadline=None)
-def test_gains_and_advantage_by_hand(seed, k, m):
+def test_fits_by_hand(seed, k, m):
+    """Against the mean and the variance over every bag's set, counted one by one."""
     rng = np.random.default_rng(seed)
     p = rng.dirichlet(np.ones(k), size=m)
-    sets = rng.random((m, k)) < 0.5
-    sets[np.arange(m), rng.integers(k, size=m)] = True
-    prior = rng.dirichlet(np.ones(k))
-    wanted = [math.log(p[i][sets[i]].sum()) - math.log(prior[sets[i]].sum()) for i in range(m)]
-    found = gains(torch.tensor(np.log(p)), torch.tensor(sets), torch.tensor(prior))
-    np.testing.assert_allclose(found.numpy(), wanted, atol=1e-9)
-    if np.std(wanted) > 1e-3:
-        score = advantage(m, sum(wanted), sum(w * w for w in wanted))
-        assert score == pytest.approx(np.mean(wanted) / (np.std(wanted) / math.sqrt(m)), rel=1e-6)
+    sets = sets_of(rng.integers(k, size=m), k, 0.5, rng)
+    total, variance = fits(torch.tensor(p), torch.tensor(sets), torch.tensor(sets)).numpy()
+    for i in range(m):
+        on_each = [p[i][other].sum() for other in sets]
+        assert total[i] == pytest.approx(p[i][sets[i]].sum() - np.mean(on_each), abs=1e-9)
+        assert variance[i] == pytest.approx(np.var(on_each), abs=1e-9)
+
+
+def test_the_advantage_is_a_standard_score_where_nothing_is_known_however_sure():
+    """Predictions without a relation to the sets: mean 0, deviation 1. Right ones: what CLEAR promises."""
+    rng = np.random.default_rng(0)
+    sets = np.array([rng.permutation(5) <= 3 for _ in range(350)])
+    scores = []
+    for sharp in (0.1, 10.0) * 200:
+        p = torch.tensor(rng.dirichlet(np.full(5, sharp), size=80))
+        chosen = torch.tensor(sets[rng.permutation(350)[:80]])
+        scores.append(advantage(*fits(p, chosen, torch.tensor(sets)).sum(dim=1).tolist()))
+    assert abs(np.mean(scores)) < 0.2
+    assert 0.85 < np.std(scores) < 1.15
+    labels = np.array([rng.choice(np.flatnonzero(row)) for row in sets])
+    right = fits(torch.eye(5)[labels], torch.tensor(sets), torch.tensor(sets))[:, held_out_bags(sets, 0.1)]
+    assert advantage(*right.sum(dim=1).tolist()) > 2 * ENOUGH
 
 
 @given(st.integers(1, 30), st.sets(st.integers(0, 29)), st.integers(1, 7))

@@ -20,7 +20,7 @@ from mipl.estimators import CDLClassifier
 from mipl.methods import METHODS
 from mipl.seeding import rng_for, seed_for
 from mipl.training.flat import FlatParameters
-from mipl.training.recipes import RECIPES, Recipe, make_recipe
+from mipl.training.recipes import RECIPES, Recipe, ambiguity, make_recipe
 from mipl.training.trainer import train
 
 
@@ -64,7 +64,7 @@ def test_equals_algorithm_1_written_out_by_hand(gaussian):
 def test_paper_recipe_is_what_the_authors_ran():
     recipe = RECIPES["paper"]
     assert (recipe.batch_size, recipe.lr, recipe.clip_norm, recipe.epochs) == (1, 0.01, None, 100)
-    assert (recipe.pretrain, recipe.held_out, recipe.fan_in) == (0, 0.0, None)
+    assert (recipe.pretrain, recipe.held_out, recipe.balance, recipe.fan_in) == (0, 0.0, 0.0, None)
     assert (recipe.background, recipe.gamma_course) == (0.0, "constant")
     assert (recipe.optimizer, recipe.weight_decay, recipe.rate, recipe.warmup) == ("sgd", 1e-4, "cosine", 0)
     optimizer = recipe.make_optimizer(FlatParameters(recipe.shares(torch.nn.Linear(999, 1))))
@@ -82,6 +82,17 @@ def test_wide_encoder_layers_take_smaller_steps():
     for name, value in expected.items():
         module = net.get_submodule(name)
         assert share[id(module.weight)] == share[id(module.bias)] == value
+
+
+def test_layers_on_vectors_take_whole_steps_however_wide():
+    net = METHODS["sam-cn"].make().build((1280,), 5)
+    assert [share for share, _ in Recipe(fan_in=40).shares(net)] == [1.0]
+
+
+def test_ambiguity_is_the_share_of_other_classes_that_are_candidates():
+    for r in range(5):
+        sets = np.array([np.roll(np.arange(5) <= r, i) for i in range(7)])
+        assert ambiguity(sets) == ambiguity(torch.tensor(sets)) == pytest.approx(r / 4)
 
 
 def test_schedules():

@@ -102,6 +102,21 @@ def fit_scaling(log_p: Floats, sets: Bools, kind: str = "temperature") -> Scalin
     return Scaling(kind, tuple(done.x[:k].tolist()), tuple(done.x[k:].tolist()))
 
 
+def softest_scaling(log_p: Floats, sets: Bools) -> Scaling:
+    """Return the highest temperature that the sets (m, k) bear: two standard errors from the likeliest.
+
+    For a model that is not to be believed: a few bags with large sets hardly tell temperatures apart.
+    """
+    z = np.maximum(log_p, FLOOR)
+    best = np.log(_sharpness(z, sets))
+    least = float(set_loss(np.exp(best) * z, sets).sum()) + 2.0  # of a normal log-likelihood
+    softer = np.linspace(-np.log(LIMIT), best, 200)
+    bears = [float(set_loss(np.exp(x) * z, sets).sum()) <= least for x in softer]
+    return Scaling(
+        "temperature", (float(np.exp(softer[int(np.argmax(bears))])),) * z.shape[1], (0.0,) * z.shape[1]
+    )
+
+
 def _sharpness(z: Floats, sets: Bools) -> float:
     """Return 1/T of the greatest likelihood.
 

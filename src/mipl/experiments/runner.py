@@ -26,9 +26,10 @@ from mipl.methods.base import AttentionMethod
 from mipl.metrics import evaluate
 from mipl.nn.network import BagNetwork
 from mipl.records.spec import RunSpec
-from mipl.records.store import Store
-from mipl.registry import in_force
+from mipl.records.store import Record, Store
+from mipl.registry import in_force, restored
 from mipl.training.progress import Report
+from mipl.training.recipes import Recipe
 
 Outcome = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # a record's info and arrays
 
@@ -191,6 +192,18 @@ def _flops(classifier: BagClassifier, bags: Bags) -> int:
     with FlopCounterMode(display=False) as counter:
         classifier.predict_log_proba(bags[[middle]])
     return int(counter.get_total_flops())
+
+
+def is_present(record: Record) -> bool:
+    """Tell whether a run is what its command would make now: settings not given may have changed since."""
+    spec = record.spec
+    try:
+        classifier = make_classifier(spec["method"], recipe=spec["recipe"], **record.info.get("given", {}))
+        method, recipe = classifier.parts(record.info.get("data", {}).get("provenance"))
+    except SettingError:
+        return False  # a setting that is no more
+    found = restored(type(method), spec["hyper_parameters"]), restored(Recipe, spec["recipe_settings"])
+    return found == (method, recipe)
 
 
 def split_of(bags: Bags, job: Job) -> Split:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -67,19 +65,6 @@ class Method(ABC):
     def table(self, candidates: Tensor, initial: Tensor | None, members: int = 1) -> PseudoLabels:
         """Return the table of weights for training bags, those of ``members`` networks trained as one."""
         return PseudoLabels(candidates, initial)
-
-    def fit(
-        self,
-        net: Any,
-        loader: BagLoader,
-        table: PseudoLabels,
-        seed: int,
-        epochs: int,
-        checkpoint: Path | None,
-        report: Callable[[int, str], None] | None,
-    ) -> dict[str, list[float]] | None:
-        """Train in a way of its own and return the history; None: by the one training loop."""
-        return None
 
     # What most methods need none of, in the order in which the trainer calls it.
 

@@ -53,10 +53,10 @@ def train_until_learned(
     history = {**history, "advantage": sorted(both)}  # the last is that of the network
     if failed(history) and group.rank == 0:
         warnings.warn(
-            f"The model has learned nothing: after its warm-up of {recipe.warmup_epochs} epochs it knows "
-            "the candidate sets of bags that it has not seen no better than the classes' frequencies do "
-            f"({both[0]:.1f} and, trained again, {both[1]:.1f} standard errors above). Check that features "
-            "and candidate sets belong to the same bags; then try more epochs or fewer bags a step.",
+            f"The model has learned nothing: after its warm-up of {recipe.warmup_epochs} epochs its "
+            "predictions for bags that it has not seen fit their candidate sets no better than those of "
+            f"other bags ({both[0]:.1f} and, trained again, {both[1]:.1f} standard errors above). Check that "
+            "features and candidate sets belong to the same bags; then try more epochs or fewer bags a step.",
             MiplNotice,
             stacklevel=4,
         )

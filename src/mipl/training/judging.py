@@ -1,8 +1,7 @@
 """Whether a training has learned anything, judged without true labels by bags that it has not seen.
 
-A network that knows nothing gives its best candidate likelihood by the class prior, the same for every bag.
-One that has learned puts more on the sets of bags it has not seen; one that has learned bags by heart, or
-taken one class for another, puts less there, however well it fits its own.
+A network that has learned puts more of its prediction on a new bag's own candidate set than on the sets of
+other bags. One that has not puts as much on either, however sure it is and however well it fits its own bags.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import math
 
 import numpy as np
 import torch
+from scipy.stats import chi2
 from torch import Tensor
 
 from mipl.data.candidates import BoolArray, IntArray
@@ -18,22 +18,28 @@ from mipl.seeding import rng_for
 
 FEWEST = 100  # bags: of fewer, those held out say nothing
 ENOUGH = 2.0  # standard errors above chance: one training in forty without a signal seems to have learned
+CLEAR = 2.5  # times that: what perfect predictions should reach on the bags held out
+MOST = 0.25  # of the bags, held out for that
 
 
-def held_out_bags(bags: int, share: float) -> IntArray:
-    """Return which of a number of bags the warm-up does not see, in order."""
-    if bags < FEWEST or not share:
+def held_out_bags(candidates: BoolArray, share: float) -> IntArray:
+    """Return which of the bags with these sets (m, k) the warm-up does not see, in order.
+
+    A set that has each class with chance n is worth (1 − n)/n to a perfect prediction, its squared distance
+    from chance in standard errors. Where sets are large, more than ``share`` of the bags are needed.
+    """
+    m = len(candidates)
+    if m < FEWEST or not share:
         return np.zeros(0, dtype=np.int64)
-    return np.sort(rng_for("held out", bags).permutation(bags)[: max(2, round(share * bags))])
+    chance = float(candidates.mean())
+    needed = (CLEAR * ENOUGH) ** 2 * chance / max(1.0 - chance, 1e-9)
+    number = max(2, round(share * m), round(min(needed, MOST * m)))
+    return np.sort(rng_for("held out", m).permutation(m)[:number])
 
 
-def class_prior(candidates: BoolArray | Tensor, steps: int = 100) -> Tensor:
+def class_prior(candidates: Tensor, steps: int = 100) -> Tensor:
     """Return the class shares (k,) under which the candidate sets (m, k) are the most likely, by EM."""
-    sets = (
-        torch.tensor(candidates, dtype=torch.float64)
-        if isinstance(candidates, np.ndarray)
-        else candidates.double()
-    )
+    sets = candidates.double()
     prior = torch.full((sets.shape[1],), 1.0 / sets.shape[1], dtype=torch.float64, device=sets.device)
     for _ in range(steps):
         inside = sets * prior
@@ -41,17 +47,46 @@ def class_prior(candidates: BoolArray | Tensor, steps: int = 100) -> Tensor:
     return prior
 
 
-def gains(log_p: Tensor, candidates: Tensor, prior: Tensor) -> Tensor:
-    """Return log Σ_S p − log Σ_S prior for predictions (b, k) and sets (b, k): (b,)."""
-    inside = log_p.double().masked_fill(~candidates, -torch.inf).logsumexp(dim=1)
-    return inside - (candidates.double() @ prior.to(log_p.device)).log()
+def evened_prior(candidates: Tensor) -> Tensor:
+    """Return the most even class shares (k,) that the candidate sets (m, k) do not object to.
+
+    The likeliest shares are a poor estimate where sets are large: with four of five classes in each, hundreds
+    of bags leave some class without any. Between them and even ones, the most even are taken that a
+    likelihood-ratio test at 5% does not reject.
+    """
+    rejected = float(chi2.ppf(0.95, candidates.shape[1] - 1)) / 2
+    sets, likeliest = candidates.double(), class_prior(candidates)
+    even = torch.full_like(likeliest, 1.0 / len(likeliest))
+
+    def mixed(share: float) -> Tensor:
+        return (1.0 - share) * likeliest + share * even
+
+    def rejects(share: float) -> bool:
+        return bool(((sets @ likeliest).log() - (sets @ mixed(share)).log()).sum() > rejected)
+
+    if not rejects(1.0):
+        return even
+    low, high = 0.0, 1.0  # the likelihood is concave: rejected from one share on
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (low, middle) if rejects(middle) else (middle, high)
+    return mixed(low)
 
 
-def advantage(number: float, total: float, squares: float) -> float:
-    """Return the mean of gains in standard errors, from their number, sum and sum of squares."""
-    mean = total / number
-    variance = max(squares / number - mean * mean, 1e-12)
-    return mean / math.sqrt(variance / number)
+def fits(p: Tensor, candidates: Tensor, all_sets: Tensor) -> Tensor:
+    """Return how far predictions (b, k) fit their sets (b, k) better than any of ``all_sets`` (m, k).
+
+    Two rows (2, b): Σ_S p minus its mean over all sets, and its variance over them.
+    """
+    p, sets = p.double(), all_sets.double()
+    chance = sets.mean(dim=0)  # (k,)
+    spread = sets.T @ sets / len(sets) - chance[:, None] * chance  # (k, k)
+    return torch.stack([(p * (candidates.double() - chance)).sum(dim=1), ((p @ spread) * p).sum(dim=1)])
+
+
+def advantage(total: float, variance: float) -> float:
+    """Return a sum of fits in standard errors: those of predictions that have nothing to do with the sets."""
+    return total / math.sqrt(max(variance, 1e-12))
 
 
 def failed(history: dict[str, list[float]]) -> bool:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mipl.data.candidates import BoolArray
 from mipl.errors import SettingError, suggest
+from mipl.nn.encoders import Standardize
 from mipl.registry import setting
 from mipl.training.flat import FlatParameters
 
@@ -33,6 +34,12 @@ RATE: dict[str, Schedule] = {
 }
 
 
+def ambiguity(candidates: BoolArray | Tensor) -> float:
+    """Return a, the share of the k − 1 other classes that are candidates too, in sets (m, k)."""
+    m, k = candidates.shape
+    return float((candidates.sum() / max(m, 1) - 1) / max(k - 1, 1))
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """Optimiser, schedules and warm-up; each part is replaceable on its own."""
@@ -52,7 +59,8 @@ class Recipe:
     )
     instance_dropout: float = setting(0.1, "share of a bag's instances left out of a step")
     fan_in: int | None = setting(
-        40, "inputs above which an encoder layer and the score slow down; none: never"
+        40,
+        "inputs above which a layer of an image encoder, and the score on it, slow down; none: never",
     )
     background: float = setting(
         0.3,
@@ -66,7 +74,16 @@ class Recipe:
         "rising", "factor on γ after the warm-up: constant, or rising from 0 to 1 in the first 30%"
     )
     held_out: float = setting(
-        0.1, "share of 100 and more bags that the warm-up does not see, to judge it by; 0: none", idle=0.0
+        0.1,
+        "share of 100 and more bags that the warm-up does not see, to judge it by (more, where sets say "
+        "little); 0: none",
+        idle=0.0,
+    )
+    balance: float = setting(
+        1.0,
+        "how far the warm-up favours classes that get less than their share of the weights, times the share "
+        "of other classes in the sets; 0: not at all",
+        idle=0.0,
     )
     warmup: float = setting(0.5, "share of the epochs, the first ones, with w = p̃ and γ = 0: set likelihood")
 
@@ -81,11 +98,13 @@ class Recipe:
             not self.lr > 0
             or not self.weight_decay >= 0
             or not 0 <= self.background < math.inf
+            or not 0 <= self.balance < math.inf
             or (self.clip_norm is not None and not self.clip_norm > 0)
         ):
             raise SettingError(
                 f"lr = {self.lr} and clip_norm = {self.clip_norm} must be above 0, "
-                f"weight_decay = {self.weight_decay} and background = {self.background} at least 0."
+                f"weight_decay = {self.weight_decay}, background = {self.background} and "
+                f"balance = {self.balance} at least 0."
             )
         for name in ("instance_dropout", "held_out"):
             if not 0.0 <= getattr(self, name) < 1.0:
@@ -108,14 +127,13 @@ class Recipe:
     def suited_to(self, candidates: BoolArray) -> Recipe:
         """Return the recipe with the ``components`` for candidate sets (m, k).
 
-        Of the k − 1 other classes a share a is candidates too. The larger it is, the less a bag says about
-        its class, and the fewer features it takes to learn bags by heart: 48/a of them, 64 to 256.
+        The more ambiguous the sets, the less a bag says about its class, and the fewer features it takes to
+        learn bags by heart: 48/a of them, 64 to 256.
         """
         if self.components != "auto":
             return self
-        m, k = candidates.shape
-        share = (candidates.sum() / max(m, 1) - 1) / max(k - 1, 1)
-        return dataclasses.replace(self, components=int(min(256.0, max(64.0, 48.0 / max(share, 1e-9)))))
+        share = max(ambiguity(candidates), 1e-9)
+        return dataclasses.replace(self, components=int(min(256.0, max(64.0, 48.0 / share))))
 
     def make_optimizer(self, parameters: FlatParameters) -> torch.optim.Optimizer:
         """Return the optimiser; every group of parameters has its ``share`` of the learning rate."""
@@ -135,9 +153,10 @@ class Recipe:
         the number of its inputs. Encoder layers with more than ``fan_in`` of them take steps smaller by as
         much; without that, the rate that 38 features ask for leaves an image encoder where it started. The
         score goes at the pace of the encoder's slowest layer: attention that runs ahead of the features it
-        judges fixes on single odd instances.
+        judges fixes on single odd instances. Features that come as vectors are learned already, and many of
+        them no reason to be slow.
         """
-        if self.fan_in is None:
+        if self.fan_in is None or isinstance(getattr(net, "scaling", None), Standardize):
             return [(1.0, list(net.parameters()))]
         part = {name: set(getattr(net, name, nn.Identity()).modules()) for name in ("encoder", "score")}
 
@@ -200,6 +219,7 @@ RECIPES: dict[str, Recipe] = {
         fan_in=None,
         background=0.0,
         held_out=0.0,
+        balance=0.0,
         clip_norm=None,
         gamma_course="constant",
         warmup=0.0,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mipl.data.bags import Bags
 from mipl.data.batch import BagBatch, BagLoader
@@ -22,11 +22,11 @@ from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for
 from mipl.training.checkpoint import load_checkpoint, save_checkpoint
 from mipl.training.flat import FlatParameters
-from mipl.training.judging import advantage, class_prior, failed, gains, held_out_bags
+from mipl.training.judging import advantage, evened_prior, failed, fits, held_out_bags
 from mipl.training.parallel import Alone, randomness
 from mipl.training.pretraining import on_features
 from mipl.training.progress import Report
-from mipl.training.recipes import Recipe
+from mipl.training.recipes import Recipe, ambiguity
 
 History = dict[str, list[float]]
 
@@ -106,10 +106,6 @@ def _train(
     table = method.table(
         loader.mine(bags.candidates), None if bags.weights is None else loader.mine(bags.weights)
     )
-    own = method.fit(net, loader, table, seed, recipe.epochs, checkpoint, report)
-    if own is not None:
-        net.eval()
-        return own
     parameters = FlatParameters(recipe.shares(net))
     optimizer = recipe.make_optimizer(parameters)
     with randomness(group, "prepare", seed):
@@ -146,7 +142,18 @@ def epochs(
     members: int = 1,
 ) -> Iterator[tuple[int, list[dict[str, float]]]]:
     """Train from epoch ``first`` on and yield after each what it gave, for every one of the net's members."""
-    held = held_out_bags(len(loader.bags), recipe.held_out if recipe.warmup_epochs else 0.0)
+    assert loader.bags.candidates is not None
+    held = held_out_bags(loader.bags.candidates, recipe.held_out if recipe.warmup_epochs else 0.0)
+    # (members, m, k): of several processes each has all bags in its loader, and its own in the table
+    sets = (
+        torch.tensor(loader.bags.candidates, device=group.device)[None]
+        if members == 1
+        else table.candidates.view(members, -1, table.candidates.shape[1])
+    )
+    prior = torch.stack([evened_prior(own) for own in sets]).to(table.weights)
+    evening = prior.new_tensor(
+        [[recipe.balance * ambiguity(own)] for own in sets]
+    )  # none: nothing to even out
     for epoch in range(first, recipe.epochs + 1):
         started = time.perf_counter()
         clock = Clock(
@@ -162,7 +169,8 @@ def epochs(
         # the first process draws as one alone does, the others each their own dropout
         with randomness(group, "epoch", seed, epoch, *([group.rank] if group.rank else [])):
             losses = _epoch(
-                method, net, loader, parameters, optimizer, table, clock, recipe, seed, group, members,
+                method, net, loader, parameters, optimizer, table, clock, recipe, seed, group, prior,
+                evening if recipe.balance and epoch <= recipe.warmup_epochs else None,
                 held if epoch <= recipe.warmup_epochs else held[:0],
             )  # fmt: skip
         trust = table.settle(group.add, warming=not recipe.warmup_epochs or epoch <= recipe.warmup_epochs)
@@ -173,7 +181,7 @@ def epochs(
         even = (torch.special.entr(mean).sum(dim=1) / math.log(max(mean.shape[1], 2))).tolist()
         judged: list[dict[str, float]] = [{}] * members
         if len(held) and epoch == recipe.warmup_epochs:
-            judged = [{"advantage": a} for a in _judge(method, net, loader, table, held, group, members)]
+            judged = [{"advantage": a} for a in _judge(method, net, loader, table, held, group, sets)]
         trained = len(loader.bags) - (len(held) if epoch <= recipe.warmup_epochs else 0)
         seconds = time.perf_counter() - started
         yield (
@@ -204,9 +212,11 @@ def _epoch(
     recipe: Recipe,
     seed: int,
     group: Alone,
-    members: int,
+    prior: Tensor,
+    evening: Tensor | None,
     without: IntArray,
 ) -> list[float]:
+    members, k = prior.shape
     net.train()
     method.on_epoch_start(net, clock.epoch)
     total = [0.0] * members
@@ -226,6 +236,10 @@ def _epoch(
         optimizer.step()
         if len(batch.sizes):
             method.after_step(net, batch, table, clock)
+        if evening is not None:
+            shares = table.weights[batch.index].view(members, -1, k).sum(dim=1)
+            group.add([shares])
+            table.even_out(shares / shares.sum(dim=1, keepdim=True), prior, evening)
         total = [before + now for before, now in zip(total, loss.tolist(), strict=True)]
         if any(value != value for value in total):
             raise TrainingError(
@@ -243,14 +257,13 @@ def _judge(
     table: PseudoLabels,
     held: IntArray,
     group: Alone,
-    members: int,
+    sets: Tensor,
 ) -> list[float]:
     """Return each member's advantage on the bags held out, and give these the weights p̃ that others have."""
     net.eval()
-    assert loader.bags.candidates is not None
-    prior = class_prior(loader.bags.candidates)
+    members, _, k = sets.shape
     others = np.setdiff1d(np.arange(len(loader.bags)), held)
-    sums = torch.zeros((3, members), dtype=torch.float64)
+    sums = torch.zeros((members, 2), dtype=torch.float64, device=group.device)
     with torch.no_grad():
         for batch in loader.epoch(8, np.random.default_rng(0), 0.0, others):
             if not len(batch.sizes):
@@ -258,7 +271,7 @@ def _judge(
             assert batch.candidates is not None
             log_p = method.log_proba(net, batch)
             table.update(batch.index, log_p, 0.0, prior=True)
-            gain = gains(log_p, batch.candidates, prior).cpu().view(members, -1)
-            sums += torch.stack([torch.ones_like(gain), gain, gain * gain]).sum(dim=2)
+            p, own = log_p.exp().view(members, -1, k), batch.candidates.view(members, -1, k)
+            sums += torch.stack([fits(*each).sum(dim=1) for each in zip(p, own, sets, strict=True)])
     group.add([sums])
-    return [advantage(*own) for own in sums.T.tolist()]
+    return [advantage(*own) for own in sums.tolist()]
