@@ -1,0 +1,344 @@
+"""What the recipe is worth: python benchmarks/recipe.py [--raw FOLDER]
+
+From the records of finished runs:
+1. Ablation: each ingredient of `stable` out, one at a time.
+2. Collapses: how many runs of the six methods gave one answer, lost a class, or were judged to have learned
+   nothing, under `stable` and under `paper`.
+3. Cost: accuracy and time of both recipes on the same splits.
+
+With --raw, a folder that has hja-birdsong and mnist, also trained anew (a quarter of an hour):
+4. Noise: candidate sets that belong to other bags. The warning appears, and nothing is believed.
+5. Skew: Birdsong-MIPL cut to 100 … 10 bags a class, with and without `balance`.
+
+Writes results/recipe.json and the tables of docs/training.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import balanced_accuracy_score
+
+from mipl import make_classifier
+from mipl.data.bags import Bags
+from mipl.data.sources import Source
+from mipl.data.splits import stratified_split
+from mipl.estimators import fit_together
+from mipl.experiments.runner import is_present
+from mipl.metrics import expected_calibration_error
+from mipl.records.store import Record, Store
+from mipl.seeding import rng_for
+from mipl.training.checks import MiplNotice
+from mipl.training.judging import ENOUGH
+from mipl.training.recipes import RECIPES
+from pages import filled
+
+REPO = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = REPO / "results" / "recipe.json", REPO / "docs" / "training.md"
+SIX = [f"{attention}-{competitor}" for attention in ("dam", "sam", "mam") for competitor in ("cc", "cn")]
+CELLS = [(dataset, r) for dataset in ("digits-mipl", "birdsong-mipl") for r in (1, 3)]
+OUT: dict[str, dict[str, Any]] = {  # an ingredient, and what is given where it is out
+    "nothing": {},
+    "`warmup`": {"warmup": 0.0},
+    "`balance`": {"balance": 0.0},
+    "`pretrain` (and fixed convolutions)": {"pretrain": 0},
+    "`components` by ambiguity": {"components": 256},
+    "`held_out` (and the second attempt)": {"held_out": 0.0},
+    "`background`": {"background": 0.0},
+    "`instance_dropout`": {"instance_dropout": 0.0},
+    "`gamma_course`": {"gamma_course": "constant"},
+    "`rate`": {"rate": "constant"},
+    "`clip_norm`": {"clip_norm": None},
+    "`fan_in`": {"fan_in": None},
+}
+NOISE = (("birdsong-mipl", "sam-cn"), ("mnist-mipl", "sam-cn"), ("mnist-mipl", "mam-cn"))
+SKEWED = np.round(np.geomspace(100, 10, 13)).astype(int)  # bags a class
+
+
+def ablation(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return for every ingredient and cell the mean accuracy without it, and with all on the same runs."""
+    found: dict[tuple[Any, ...], float] = {}
+    for record in records:
+        spec, given = record.spec, record.info.get("given", {})
+        if spec["recipe"] == "stable" and spec["method"] in SIX and record.share == 1 and is_present(record):
+            key = (spec["dataset"], spec["r"], json.dumps(given, sort_keys=True))
+            found[*key, spec["method"], spec["split"]] = record.metrics["accuracy"]
+    rows = []
+    for name, given in OUT.items():
+        for cell in CELLS:
+            without = (*cell, json.dumps(given, sort_keys=True))
+            runs = [key[3:] for key in found if key[:3] == without]
+            both = [run for run in runs if (*cell, "{}", *run) in found]
+            if both:
+                own = np.array([found[*without, *run] for run in both])
+                whole = np.array([found[*cell, "{}", *run] for run in both])
+                rows.append(
+                    {
+                        "out": name, "dataset": cell[0], "r": cell[1], "runs": len(both),
+                        "accuracy": float(own.mean()), "worst": float(own.min()),
+                        "change": float((own - whole).mean()), "error": _error(own - whole),
+                    }
+                )  # fmt: skip
+    return rows
+
+
+def collapses(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Return for every recipe, data set and r the number of runs of the six, and of those that collapsed.
+
+    One answer: nine of ten test bags are given to one class. A class lost: one with test bags is never given.
+    """
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        spec, given = record.spec, record.info.get("given", {})
+        default = set(given) <= {"batch_size"} and spec["method"] in SIX and "noise" not in spec["dataset"]
+        if default and record.share == 1 and is_present(record):
+            groups.setdefault((spec["recipe"], spec["dataset"], spec["r"]), []).append(record)
+    rows = []
+    for (recipe, dataset, r), runs in sorted(
+        groups.items(), key=lambda item: (item[0][0] == "paper", item[0][1], item[0][2] or 0)
+    ):
+        given_to = [record.arrays["probabilities"].argmax(axis=1) for record in runs]
+        k = runs[0].arrays["probabilities"].shape[1]
+        shares = [np.bincount(answers, minlength=k) / len(answers) for answers in given_to]
+        lost = [
+            bool(((share == 0) & (np.bincount(record.arrays["labels"], minlength=k) > 0)).any())
+            for share, record in zip(shares, runs, strict=True)
+        ]
+        rows.append(
+            {
+                "recipe": recipe, "dataset": dataset, "r": r, "runs": len(runs), "k": k,
+                "methods": len({record.spec["method"] for record in runs}),
+                "batch_sizes": sorted({record.spec["recipe_settings"]["batch_size"] for record in runs}),
+                "one_answer": sum(float(share.max()) >= 0.9 for share in shares),
+                "class_lost": sum(lost),
+                "warned": sum(max(record.info.get("advantage", [np.inf])) < ENOUGH for record in runs),
+                "accuracy": float(np.mean([record.metrics["accuracy"] for record in runs])),
+                "worst": min(record.metrics["accuracy"] for record in runs),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def cost(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Return accuracy and processor seconds of both recipes, means over the runs that both have."""
+    found: dict[tuple[Any, ...], dict[str, Record]] = {}
+    for record in records:
+        spec = record.spec
+        if (
+            spec["method"] in SIX
+            and not record.info.get("given")
+            and record.share == 1
+            and is_present(record)
+        ):
+            key = spec["dataset"], spec["r"], spec["method"], spec["split"]
+            found.setdefault(key, {})[spec["recipe"]] = record
+    cells: dict[tuple[Any, ...], list[dict[str, Record]]] = {}
+    for key, both in found.items():
+        if len(both) == 2:
+            cells.setdefault(key[:2], []).append(both)
+    return [
+        {
+            "dataset": cell[0],
+            "r": cell[1],
+            "runs": len(pairs),
+            **{
+                f"{recipe}_{name}": float(np.mean([value(pair[recipe]) for pair in pairs]))
+                for recipe in ("paper", "stable")
+                for name, value in (
+                    ("accuracy", lambda record: record.metrics["accuracy"]),
+                    ("seconds", lambda record: record.info["seconds"]["fit_processor"]),
+                )
+            },
+        }
+        for cell, pairs in sorted(cells.items())
+    ]
+
+
+def noise(raw: Path) -> list[dict[str, Any]]:
+    """Return what becomes of bags whose candidate sets are those of others."""
+    rows = []
+    for dataset, method in NOISE:
+        for r in (1, 3):
+            bags = opened(dataset, r, raw)
+            train, test = stratified_split(bags, 1)
+            assert bags.candidates is not None
+            sets = rng_for("noise", r).permutation(bags.candidates[train])
+            known = dataclasses.replace(bags[train], candidates=sets, labels=None, missing_truth=True)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                model = make_classifier(method).fit(known)
+            p, labels = model.predict_proba(bags[test]), bags[test].labels
+            assert labels is not None
+            rows.append(
+                {
+                    "dataset": dataset, "method": method, "r": r, "advantage": model.history_["advantage"],
+                    "warned": any("has learned nothing" in str(w.message) for w in caught
+                                  if issubclass(w.category, MiplNotice)),
+                    "accuracy": float((p.argmax(axis=1) == labels).mean()), "chance": 1.0 / bags.k,
+                    "confidence": float(p.max(axis=1).mean()), "ece": expected_calibration_error(p, labels),
+                }
+            )  # fmt: skip
+            print(rows[-1], flush=True)
+    return rows
+
+
+def skew(raw: Path, splits: int = 10, seeds: int = 3) -> list[dict[str, Any]]:
+    """Return balanced accuracies on Birdsong-MIPL with 100 … 10 bags a class, with and without `balance`.
+
+    Of every split several trainings: two that differ in anything at all differ by points on its rare classes.
+    """
+    rows = []
+    for r in (1, 3):
+        bags = opened("birdsong-mipl", r, raw)
+        labels = np.asarray(bags.labels)
+        kept = [np.flatnonzero(labels == c)[:n] for c, n in enumerate(SKEWED)]
+        bags = bags[np.sort(np.concatenate(kept))]
+        parts = [stratified_split(bags, number) for number in range(1, splits + 1)] * seeds
+        scores = {}
+        for balance in (RECIPES["stable"].balance, 0.0):
+            models = [
+                make_classifier("sam-cn", balance=balance, random_state=i // splits)
+                for i in range(len(parts))
+            ]
+            for start in range(0, len(parts), 5):
+                some = slice(start, start + 5)
+                fit_together(models[some], [bags[train] for train, _ in parts[some]])
+            scores[balance] = np.array(
+                [
+                    balanced_accuracy_score(bags[test].labels, model.predict_proba(bags[test]).argmax(axis=1))
+                    for model, (_, test) in zip(models, parts, strict=True)
+                ]
+            )
+        with_it, without = (own.reshape(seeds, splits).mean(axis=0) for own in scores.values())
+        rows.append(
+            {
+                "r": r, "bags": len(bags), "splits": splits, "seeds": seeds, "with": float(with_it.mean()),
+                "without": float(without.mean()), "change": float((with_it - without).mean()),
+                "error": _error(with_it - without),
+            }
+        )  # fmt: skip
+        print(rows[-1], flush=True)
+    return rows
+
+
+def opened(dataset: str, r: int, raw: Path) -> Bags:
+    folder = {"birdsong-mipl": "hja-birdsong", "mnist-mipl": "mnist"}[dataset]
+    return Source(dataset, r, raw=str(raw / folder)).open()
+
+
+def tables(found: dict[str, Any]) -> dict[str, str]:
+    """Return the tables of docs/training.md in Markdown, by the name of their place."""
+    heads = [f"{dataset} r = {r}" for dataset, r in CELLS]
+    without = [f"| out | {' | '.join(heads)} |", "|---" * (1 + len(CELLS)) + "|"]
+    cells = {(row["out"], row["dataset"], row["r"]): row for row in found["ablation"]}
+    for name in OUT:
+        line = [_change(cells.get((name, *cell)), name == "nothing") for cell in CELLS]
+        if set(line) != {"–"}:
+            without.append(f"| {name} | {' | '.join(line)} |")
+    fallen = [
+        "| recipe | data set | r | methods | bags a step | runs | one answer | a class lost | warned | "
+        "accuracy, mean and worst |",
+        "|---" * 10 + "|",
+    ]
+    for row in found["collapses"]:
+        sizes, r = ", ".join(map(str, row["batch_sizes"])), "" if row["r"] is None else row["r"]
+        fallen.append(
+            f"| {row['recipe']} | {row['dataset']} | {r} | {row['methods']} | {sizes} | "
+            f"{row['runs']} | {row['one_answer']} | {row['class_lost']} | {row['warned']} | "
+            f"{_percent(row['accuracy'])}, {_percent(row['worst'])} |"
+        )
+    for recipe in ("stable", "paper"):
+        own = [row for row in found["collapses"] if row["recipe"] == recipe]
+        sums = [sum(row[name] for row in own) for name in ("runs", "one_answer", "class_lost", "warned")]
+        fallen.append(f"| **{recipe}** | all | | | | {' | '.join(map(str, sums))} | |")
+    price = [
+        "| data set | r | runs | `paper`: accuracy | seconds | `stable`: accuracy | seconds |",
+        "|---" * 7 + "|",
+    ]
+    price += [
+        f"| {row['dataset']} | {row['r']} | {row['runs']} | {_percent(row['paper_accuracy'])} | "
+        f"{row['paper_seconds']:.0f} | {_percent(row['stable_accuracy'])} | {row['stable_seconds']:.0f} |"
+        for row in found["cost"]
+    ]
+    noisy = [
+        "| data set | r | method | advantage | warned | accuracy (chance) | confidence | ECE |",
+        "|---" * 8 + "|",
+    ]
+    noisy += [
+        f"| {row['dataset']} | {row['r']} | {row['method']} | "
+        f"{', '.join(f'{value:.1f}' for value in row['advantage'])} | "
+        f"{'yes' if row['warned'] else '**no**'} | "
+        f"{_percent(row['accuracy'])} ({_percent(row['chance'])}) | {_percent(row['confidence'])} | "
+        f"{_percent(row['ece'])} |"
+        for row in found["noise"]
+    ]
+    skewed = [
+        "| r | bags | splits | trainings of each | with `balance` | without | difference ± error |",
+        "|---" * 7 + "|",
+    ]
+    skewed += [
+        f"| {row['r']} | {row['bags']} | {row['splits']} | {row['seeds']} | {_percent(row['with'])} | "
+        f"{_percent(row['without'])} | {100 * row['change']:+.1f} ± {100 * row['error']:.1f} |"
+        for row in found["skew"]
+    ]
+    made = {"ablation": without, "collapses": fallen, "cost": price, "noise": noisy, "skew": skewed}
+    return {name: "\n".join(lines) for name, lines in made.items()}
+
+
+def _error(values: NDArray[np.float64]) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+
+
+def _change(row: dict[str, Any] | None, whole: bool) -> str:
+    if row is None:
+        return "–"
+    if whole:
+        return f"{_percent(row['accuracy'])} ({row['runs']} runs, worst {_percent(row['worst'])})"
+    return f"{100 * row['change']:+.1f} ± {100 * row['error']:.1f} (worst {_percent(row['worst'])})"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--raw", type=Path, help="folder of hja-birdsong and mnist, to measure noise and skew"
+    )
+    parser.add_argument("--records", type=Path, default=REPO / "results" / "records")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    records = list(Store(given.records))
+    if given.raw is not None:
+        trained = {"noise": noise(given.raw), "skew": skew(given.raw)}
+    elif given.out.is_file():
+        before = json.loads(given.out.read_text(encoding="utf-8"))
+        trained = {name: before[name] for name in ("noise", "skew")}
+    else:
+        trained = {"noise": [], "skew": []}
+    found = {
+        "command": "python benchmarks/recipe.py --raw FOLDER",
+        "ablation": ablation(records),
+        "collapses": collapses(records),
+        "cost": cost(records),
+        **trained,
+    }
+    given.out.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    if given.out == RESULTS:
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(found)), encoding="utf-8")
+    print("\n\n".join(tables(found).values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What the recipe is worth, counted on made-up runs; and that the page shows what was measured."""
+
+import json
+import sys
+
+import numpy as np
+
+from conftest import REPO
+from mipl import make_classifier
+from mipl.experiments.runner import is_present
+from mipl.records.store import Record
+from mipl.registry import in_force
+
+sys.path.insert(0, str(REPO / "benchmarks"))
+
+import recipe
+from pages import filled
+
+K, M = 5, 100
+LABELS = np.arange(M) % K
+
+
+def run(
+    answers=LABELS, method="sam-cn", split=1, name="stable", dataset="digits-mipl", r=3, seconds=1.0, **given
+):
+    """Return the record of a run that gave these answers."""
+    parts = make_classifier(method, recipe=name, **given).parts()
+    spec = {
+        "dataset": dataset, "r": r, "method": method, "recipe": name, "split": split,
+        "hyper_parameters": in_force(parts[0]), "recipe_settings": in_force(parts[1]),
+    }  # fmt: skip
+    info = {
+        "spec": spec, "given": given, "metrics": {"accuracy": float((answers == LABELS).mean())},
+        "seconds": {"fit_processor": seconds},
+    }  # fmt: skip
+    return Record(info, {"probabilities": np.eye(K)[answers], "labels": LABELS})
+
+
+def test_a_run_of_another_recipe_is_not_of_the_present():
+    assert is_present(run())
+    assert is_present(run(balance=0.0))
+    assert is_present(run(name="paper"))
+    earlier = run()
+    del earlier.info["spec"]["recipe_settings"]["balance"]
+    assert not is_present(earlier)
+    unknown = run()
+    unknown.info["given"] = {"pixel_dropout": 0.1}
+    assert not is_present(unknown)
+
+
+def test_an_ingredient_is_compared_on_the_same_runs():
+    worse = np.where(np.arange(M) < 30, (LABELS + 1) % K, LABELS)
+    records = [run(split=1), run(split=2), run(worse, split=1, balance=0.0), run(split=9, balance=0.0)]
+    rows = {row["out"]: row for row in recipe.ablation(records)}
+    assert rows["nothing"]["runs"] == 2
+    assert rows["`balance`"]["runs"] == 1  # split 9 has no run with everything
+    assert abs(rows["`balance`"]["change"] + 0.3) < 1e-9
+    assert set(rows) == {"nothing", "`balance`"}
+
+
+def test_collapses_are_counted():
+    constant, merged = np.zeros(M, int), np.where(LABELS == 1, 0, LABELS)
+    judged = run(split=4)
+    judged.info["advantage"] = [0.1, 1.2]
+    records = [
+        run(), run(constant, split=2), run(merged, split=3), judged, run(batch_size=32),
+        run(constant, name="paper"), run(gamma=3.0), run(method="miplma"), run(lr=0.5),
+    ]  # fmt: skip
+    stable, paper = recipe.collapses(records)
+    assert (stable["recipe"], paper["recipe"]) == ("stable", "paper")
+    assert stable["runs"] == 5  # other methods and other settings are not counted
+    assert (stable["one_answer"], stable["class_lost"], stable["warned"]) == (1, 2, 1)
+    assert stable["batch_sizes"] == [8, 32]
+    assert stable["worst"] == 0.2
+    assert (paper["runs"], paper["one_answer"]) == (1, 1)
+
+
+def test_the_cost_is_of_the_runs_that_both_recipes_have():
+    records = [run(seconds=5.0), run(seconds=9.0, split=2), run(seconds=50.0, name="paper")]
+    (row,) = recipe.cost(records)
+    assert (row["runs"], row["stable_seconds"], row["paper_seconds"]) == (1, 5.0, 50.0)
+
+
+def test_the_page_shows_what_was_measured():
+    found = json.loads(recipe.RESULTS.read_text(encoding="utf-8"))
+    page = recipe.PAGE.read_text(encoding="utf-8")
+    assert filled(page, recipe.tables(found)) == page, "run python benchmarks/recipe.py"
