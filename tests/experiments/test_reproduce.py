@@ -16,6 +16,8 @@ from mipl.experiments import paper
 from mipl.experiments.engines import without_record
 from mipl.experiments.paper import Options, names, reproduce
 from mipl.experiments.runner import run
+from mipl.records.spec import RunSpec
+from mipl.records.store import Store
 from mipl.reports.items import ITEMS
 
 WORDS = ["reproduce", "fig3", "--quick", "--epochs", "1"]
@@ -78,6 +80,21 @@ def test_quick_is_on_the_embedded_data_and_is_not_done_twice(made, tmp_path, cap
     assert main(words) == 0
     assert len(made) == 3
     assert (tmp_path / "fig3" / "table.csv").read_bytes() == table
+
+
+def test_runs_of_an_earlier_recipe_are_no_part_of_a_mean(made, tmp_path):
+    words = [*WORDS, "--out", str(tmp_path)]
+    assert main(words) == 0
+    table = (tmp_path / "fig3" / "table.csv").read_bytes()
+    for record in list(Store(tmp_path / "records")):  # the same runs, but for a default that was another then
+        earlier = {**record.spec, "recipe_settings": {**record.spec["recipe_settings"], "lr": 0.5}}
+        info = {name: record.info[name] for name in ("given", "data", "seconds")}
+        metrics = dict.fromkeys(record.metrics, 0.0)
+        Store(tmp_path / "records").put(RunSpec(**earlier), {**info, "metrics": metrics}, record.arrays)
+    assert len(list(Store(tmp_path / "records"))) == 4
+    assert main([*words, "--draw-only"]) == 0
+    assert (tmp_path / "fig3" / "table.csv").read_bytes() == table
+    assert len(made) == 2
 
 
 def test_what_is_planned_is_what_is_drawn(tmp_path, plan):

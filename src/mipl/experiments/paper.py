@@ -12,7 +12,7 @@ from mipl.data.formats.npz import save_npz
 from mipl.data.sources import Source
 from mipl.errors import MiplError, SettingError, suggest
 from mipl.experiments.engines import run_jobs
-from mipl.experiments.runner import Job
+from mipl.experiments.runner import Job, is_present
 from mipl.records.store import Store
 from mipl.reports import figures
 from mipl.reports.claims import CRC
@@ -91,7 +91,8 @@ def reproduce(wanted: Sequence[str], options: Options, command: str) -> Outcome:
     data, lacking = ({}, {}) if options.draw_only else _open(dict.fromkeys(sets), options)
     jobs = _jobs(wants, data, options)
     failures = run_jobs(jobs, options.engine, options.workers, options.address, options.show)
-    records = list(Store(options.store))
+    # a mean never joins runs of a recipe as it is and as it was: what is no more counts as missing
+    records = [record for record in Store(options.store) if is_present(record)]
     for name in chosen:
         runs = Runs(
             records,
