@@ -86,8 +86,9 @@ def test_runs_of_an_earlier_recipe_are_no_part_of_a_mean(made, tmp_path):
     words = [*WORDS, "--out", str(tmp_path)]
     assert main(words) == 0
     table = (tmp_path / "fig3" / "table.csv").read_bytes()
-    for record in list(Store(tmp_path / "records")):  # the same runs, but for a default that was another then
-        earlier = {**record.spec, "recipe_settings": {**record.spec["recipe_settings"], "lr": 0.5}}
+    for record in list(Store(tmp_path / "records")):  # another split, when a default was another
+        settings = {**record.spec["recipe_settings"], "lr": 0.5}
+        earlier = {**record.spec, "split": 2, "recipe_settings": settings}
         info = {name: record.info[name] for name in ("given", "data", "seconds")}
         metrics = dict.fromkeys(record.metrics, 0.0)
         Store(tmp_path / "records").put(RunSpec(**earlier), {**info, "metrics": metrics}, record.arrays)
