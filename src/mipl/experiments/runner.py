@@ -8,6 +8,7 @@ import platform
 import resource
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +118,24 @@ def measure(jobs: Sequence[Job], report: Report | None = None) -> list[Outcome]:
         fit_together(classifiers, [bags[train] for train, _ in splits], timed)
     fit, fit_processor = ((_clocks() - started) / len(jobs)).tolist()
     seconds = {"fit": fit, "fit_processor": fit_processor}
-    if len(marks) > 1:  # the median, as the first epoch finds nothing ready and any may be disturbed
-        done, at = np.diff(np.array(marks), axis=0).T
-        seconds["epoch_processor"] = float(np.median(at / np.maximum(done, 1))) / len(jobs)
+    if epoch := epoch_seconds(marks):
+        seconds["epoch_processor"] = epoch / len(jobs)
     return [
         _outcome(job, bags, split, classifier, seconds)
         for job, split, classifier in zip(jobs, splits, classifiers, strict=True)
     ]
+
+
+def epoch_seconds(marks: Sequence[tuple[int, float]]) -> float | None:
+    """Return the time of an epoch from marks (epochs done, when), or None where no two tell it.
+
+    The median, as the first epoch finds nothing ready and any may be disturbed. What is marked before the
+    first, as pretraining is, and a second attempt's return to it count for nothing.
+    """
+    ends = [mark for mark in marks if mark[0] > 0]
+    pairs = [(before, after) for before, after in pairwise(ends) if after[0] > before[0]]
+    times = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairs]
+    return float(np.median(times)) if times else None
 
 
 def _clocks() -> NDArray[np.float64]:

@@ -171,7 +171,7 @@ def draw_top_share(item: Item, name: str, runs: Runs) -> Product:
             for i, point in enumerate(points):
                 lines[title][i] = (100 * point[metric].mean(), _std(100 * point[metric]))
         panels.append(("", LABEL[metric], lines))
-    figure = charts.line_panels(panels, SHARES, ("most confident predictions kept, in %",) * 2)
+    figure = charts.line_panels(panels, SHARES, ("most confident predictions kept, in %",))
     rows = [
         [Cell(f"{share}%"), *(_percent(points, i) for points in found.values())]
         for i, share in enumerate(SHARES)
