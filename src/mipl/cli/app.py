@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from mipl.errors import SettingError, suggest
 
@@ -99,3 +100,9 @@ def as_text(path: Path | None) -> str | None:
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def console() -> Console:
+    """Return where tables are printed: as wide as the terminal, or wide enough for names in a pipe."""
+    shown = Console()
+    return shown if shown.is_terminal else Console(width=max(shown.width, 160))

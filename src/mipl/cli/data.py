@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from mipl.cli.app import (
@@ -20,6 +19,7 @@ from mipl.cli.app import (
     SkipMissingOpt,
     app,
     as_text,
+    console,
     print_json,
 )
 
@@ -70,7 +70,7 @@ def list_(as_json: JsonOpt = False) -> None:
         table.add_row(
             str(row["name"]), "yes" if row["paper"] else "", "1, 2, 3" if row["r"] else "", str(row["raw"])
         )
-    Console().print(table)
+    console().print(table)
 
 
 @data_app.command()
@@ -108,12 +108,12 @@ def info(
     table = Table("", "here", *(["paper"] if theirs else []))
     for field, title in ROWS.items():
         table.add_row(title, _cell(field, ours[field]), *([_cell(field, theirs[field])] if theirs else []))
-    console = Console()
-    console.print(f"{name}: {bags!r}", markup=False, highlight=False)
-    console.print(table)
+    shown = console()
+    shown.print(f"{name}: {bags!r}", markup=False, highlight=False)
+    shown.print(table)
     origin = "; ".join(f"{key}: {value}" for key, value in bags.provenance.items() if key != "classes")
-    console.print(f"classes: {', '.join(str(c) for c in bags.classes) or 'none known'}", markup=False)
-    console.print(f"provenance: {origin or 'unknown'}", markup=False)
+    shown.print(f"classes: {', '.join(str(c) for c in bags.classes) or 'none known'}", markup=False)
+    shown.print(f"provenance: {origin or 'unknown'}", markup=False)
 
 
 def _cell(field: str, value: float | None) -> str:
@@ -261,14 +261,14 @@ def votes(
     for key, value in agreement.items():
         if not isinstance(value, dict):
             shown.add_row(key.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value))
-    Console().print(shown)
+    console().print(shown)
     each = Table("annotator", "agrees with the others' majority")
     for value in agreement.values():
         if isinstance(value, dict):
             for annotator, share in value.items():
                 each.add_row(str(annotator), "n/a" if share is None or share != share else f"{share:.3f}")
     if each.row_count:
-        Console().print(each)
+        console().print(each)
     typer.echo(f"{mean:.2f} candidates a bag; written to {out}: use it with --labels {out}")
 
 

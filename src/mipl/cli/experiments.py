@@ -23,6 +23,7 @@ from mipl.cli.app import (
     SkipMissingOpt,
     app,
     as_text,
+    console,
     print_json,
     read_settings,
 )
@@ -53,9 +54,9 @@ def demo(
     """Train one network three ways on the embedded digits bags and compare accuracy and calibration."""
     from mipl.experiments.demo import run_demo
 
-    console = Console(stderr=True)
+    errors = Console(stderr=True)
     if not as_json:
-        console.print(
+        errors.print(
             "Training one network three ways on digits-mipl (250 bags, 5 classes, 1 false positive a bag) …"
         )
     rows, page = run_demo(out, folds, jobs)
@@ -79,7 +80,7 @@ def demo(
             f"{100 * row['mean_confidence']:.1f}%",
             f"{row['seconds']:.1f}",
         )
-    Console().print(table)
+    console().print(table)
     typer.echo(f"Page: {page}")
 
 
@@ -221,7 +222,7 @@ def run(
                 f"{row['ece']:.2f} ± {row['ece_std']:.2f}",
                 f"{row['seconds']:.1f}",
             )
-        Console().print(table)
+        console().print(table)
     for job, reason in failures:
         print(f"mipl: {job.title} failed: {reason}", file=sys.stderr)
     if failures:
@@ -273,7 +274,7 @@ def results(
         table = Table(*HEADER)
         for row in rows:
             table.add_row(*result_cells(row))
-        Console().print(table)
+        console().print(table)
 
 
 def numbers(text: str) -> list[int]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from mipl.cli.app import (
@@ -25,6 +24,7 @@ from mipl.cli.app import (
     SkipMissingOpt,
     app,
     as_text,
+    console,
     print_json,
     read_settings,
 )
@@ -52,7 +52,7 @@ def methods(
         table = Table("name", "what it is")
         for entry in entries:
             table.add_row(entry["name"], re.split(r"(?<=\.) (?=[A-Z])", entry["summary"])[0])
-        Console().print(table)
+        console().print(table)
         return
     cls = METHODS[name].cls
     owners: dict[str, type[Any]] = {"settings": cls, "recipes": Recipe}
@@ -72,10 +72,10 @@ def methods(
     if as_json:
         print_json({**about, **settings})
         return
-    console = Console()
+    shown = console()
     for key, heading in (("summary", ""), ("advice", "When: "), ("cost", "Cost: "), ("citation", "")):
         if about[key]:
-            console.print(f"{heading}{about[key]}\n", markup=False, highlight=False)
+            shown.print(f"{heading}{about[key]}\n", markup=False, highlight=False)
     titles = {"settings": "Settings of the method", "recipes": "Settings of the recipe"}
     for kind, rows in settings.items():
         table = Table(
@@ -87,7 +87,7 @@ def methods(
         )
         for row in rows:
             table.add_row(row["name"], *(str(row[recipe]) for recipe in RECIPES), row["doc"])
-        console.print(table)
+        shown.print(table)
 
 
 @app.command()
@@ -249,4 +249,4 @@ def evaluate(
     for name in [key for key in values if not key.endswith(("_low", "_high"))]:
         interval = [f"{values[f'{name}_low']:.4f} – {values[f'{name}_high']:.4f}"] if bootstrap else []
         table.add_row(name.replace("_", " "), f"{values[name]:.4f}", *interval)
-    Console().print(table)
+    console().print(table)

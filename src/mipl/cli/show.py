@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from mipl.cli.app import (
@@ -20,6 +19,7 @@ from mipl.cli.app import (
     SkipMissingOpt,
     app,
     as_text,
+    console,
     print_json,
 )
 from mipl.errors import SettingError
@@ -72,7 +72,7 @@ def explain(
             f"{about['bag_id']}: {about['label']}, confidence {100 * about['confidence']:.1f}%, "
             f"{about['instances']} instances"
         )
-        Console().print(table)
+        console().print(table)
     typer.echo(f"Tables and figures written to {out}")
 
 

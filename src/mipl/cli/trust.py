@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from mipl.cli.app import (
@@ -21,6 +20,7 @@ from mipl.cli.app import (
     SkipMissingOpt,
     app,
     as_text,
+    console,
     print_json,
 )
 from mipl.errors import SettingError
@@ -229,7 +229,7 @@ def triage(
         table = Table("most confident", "accuracy", "ECE", title="On the labelled bags", title_justify="left")
         for row in on_top["top"]:
             table.add_row(*(f"{100 * row[name]:.1f}%" for name in ("share", "accuracy", "ece")))
-        Console().print(table)
+        console().print(table)
         typer.echo(f"Area under risk–coverage: {on_top['area_under_risk_coverage']:.4f}")
     typer.echo(f"Decisions written to {out}")
 
