@@ -52,9 +52,12 @@ def numpy_pool(bags, pooling):
 
 
 def numpy_scores(net, bags, pooling):
-    """Return the network's output by hand: linear, ReLU, linear (no dropout, no scaling)."""
+    """Return the network's output by hand: linear, ReLU, linear (no dropout, no scaling of instances)."""
     hidden, head = net.encoder[0], net.head
-    x = numpy_pool(bags, pooling) @ hidden.weight.detach().numpy().T + hidden.bias.detach().numpy()
+    vectors = numpy_pool(bags, pooling)
+    if pooling == "maxmin":
+        vectors = (vectors - net.pooled_scaling.mean.numpy()) / net.pooled_scaling.std.numpy()
+    x = vectors @ hidden.weight.detach().numpy().T + hidden.bias.detach().numpy()
     return np.maximum(x, 0) @ head.weight.detach().numpy().T + head.bias.detach().numpy()
 
 
@@ -78,6 +81,16 @@ def slow_loss(name, s, S, w, outside, beta):
 
 
 # ---- pooling -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["proden", "lws", "pop"])
+def test_maxima_and_minima_are_scaled_as_vectors(name, gaussian):
+    model = make_classifier(name, pooling="maxmin", epochs=1).fit(gaussian)
+    net, batch = model.network_, BagLoader(gaussian).batch(np.arange(len(gaussian)))
+    with torch.no_grad():
+        vectors = net.pooled_scaling(net.pooled(batch.instances, batch.sizes))
+    torch.testing.assert_close(vectors.mean(dim=0), torch.zeros(10), atol=1e-4, rtol=0)
+    torch.testing.assert_close(vectors.std(dim=0, unbiased=False), torch.ones(10), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "maxmin"])

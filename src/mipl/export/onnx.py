@@ -105,7 +105,7 @@ def pooled(net: PooledNetwork, instances: Tensor) -> Tensor:
     flat = net.scaling(instances).flatten(1)  # (n, d)
     mean = net.pooling == "mean"
     vector = flat.mean(dim=0) if mean else torch.cat([flat.amax(dim=0), flat.amin(dim=0)])
-    logits: Tensor = net.head(net.encoder(vector[None]))[0]
+    logits: Tensor = net.head(net.encoder(net.pooled_scaling(vector[None])))[0]
     return logits
 
 

@@ -49,6 +49,7 @@ class LWS(PartialLabelMethod):
 
     def prepare(self, net: PooledNetwork, loader: BagLoader, table: PseudoLabels, seed: int) -> None:
         """Start with uniform weights on the non-candidates too; none where every label is a candidate."""
+        super().prepare(net, loader, table, seed)
         others = ~table.candidates
         uniform = others / others.sum(dim=1, keepdim=True).clamp(min=1)  # (m, k)
         table.memory["outside"] = uniform.to(table.weights)

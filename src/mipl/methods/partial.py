@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mipl.data.batch import BagBatch
+from mipl.data.batch import BagBatch, BagLoader
 from mipl.errors import SettingError
 from mipl.losses import candidate_log_softmax
 from mipl.methods.base import Clock, Method, paper_width
@@ -55,7 +55,16 @@ class PartialLabelMethod(Method):
         body = encoder if encoder is not None else make_encoder(pooled, self.width, self.dropout)
         width = output_width(body, pooled) if encoder is not None else self.width
         scaling = Standardize(feature_shape) if len(feature_shape) == 1 else nn.Identity()
-        return PooledNetwork(scaling, self.pooling, body, make_head("linear", width, k))
+        return PooledNetwork(scaling, self.pooling, *pooled, body, make_head("linear", width, k))
+
+    def prepare(self, net: PooledNetwork, loader: BagLoader, table: PseudoLabels, seed: int) -> None:
+        """Find the scale of maxima and minima."""
+        if isinstance(net.pooled_scaling, Standardize):
+            with torch.no_grad():
+                vectors = torch.cat([net.pooled(batch.instances, batch.sizes) for batch in loader.in_order()])
+            deviation = vectors.std(dim=0, unbiased=False)
+            net.pooled_scaling.mean.copy_(vectors.mean(dim=0))
+            net.pooled_scaling.std.copy_(torch.where(deviation > 1e-6, deviation, 1.0))
 
     def log_proba(self, net: PooledNetwork, batch: BagBatch) -> Tensor:
         """Return log softmax of the logits (b, k)."""

@@ -63,6 +63,7 @@ class POP(PartialLabelMethod):
 
     def prepare(self, net: PooledNetwork, loader: BagLoader, table: PseudoLabels, seed: int) -> None:
         """Start from the given candidate sets."""
+        super().prepare(net, loader, table, seed)
         table.memory["candidates"] = table.candidates.clone()  # (m, k)
         table.memory["recent"] = table.weights.new_zeros((RECENT, *table.weights.shape))
         table.memory["theta"] = torch.tensor(self.theta_start, dtype=torch.float64)

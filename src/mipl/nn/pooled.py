@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from mipl.nn.encoders import Standardize
 from mipl.nn.segments import segment_ids, segment_sum
 
 Pooling = Literal["mean", "maxmin"]
@@ -24,17 +25,27 @@ def pool(instances: Tensor, sizes: Tensor, pooling: Pooling) -> Tensor:
 
 
 class PooledNetwork(nn.Module):
-    """Instances (N, …) and sizes (b,) -> logits (b, k); the encoder sees pooled vectors."""
+    """Instances (N, …) and sizes (b,) -> logits (b, k); the encoder sees pooled vectors.
 
-    def __init__(self, scaling: nn.Module, pooling: Pooling, encoder: nn.Module, head: nn.Module) -> None:
+    The mean of scaled instances needs no further scaling. All maxima are large and all minima small: these
+    are scaled once more, as vectors.
+    """
+
+    def __init__(
+        self, scaling: nn.Module, pooling: Pooling, width: int, encoder: nn.Module, head: nn.Module
+    ) -> None:
         super().__init__()
         self.scaling = scaling
         self.pooling = pooling
+        self.pooled_scaling = Standardize((width,)) if pooling == "maxmin" else nn.Identity()
         self.encoder = encoder
         self.head = head
 
     def forward(self, instances: Tensor, sizes: Tensor) -> Tensor:
         """Scale, pool, encode, classify."""
-        vectors = pool(self.scaling(instances), sizes, self.pooling)  # (b, d) or (b, 2d)
-        logits: Tensor = self.head(self.encoder(vectors))
+        logits: Tensor = self.head(self.encoder(self.pooled_scaling(self.pooled(instances, sizes))))
         return logits
+
+    def pooled(self, instances: Tensor, sizes: Tensor) -> Tensor:
+        """Scale and pool: (b, d) or (b, 2d)."""
+        return pool(self.scaling(instances), sizes, self.pooling)
