@@ -133,7 +133,7 @@ DATA = {  # and the epochs that a sound method needs for twice the chance
 @pytest.mark.parametrize("data", DATA)
 def test_learns_twice_the_chance_on_other_data(name, data):
     bags, epochs = DATA[data]
-    model = make_classifier(name, epochs=epochs).fit(bags)
+    model = make_classifier(name, epochs=epochs, starts=2).fit(bags)  # more are tested by themselves
     assert model.score(bags) >= 2 / bags.k
 
 

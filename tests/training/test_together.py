@@ -16,7 +16,7 @@ from mipl.nn.encoders import Standardize, make_encoder
 from mipl.nn.heads import make_head
 from mipl.nn.members import Members, can_be_member, layer_parameters
 from mipl.nn.network import BagNetwork
-from mipl.training.together import can_train_together
+from mipl.training.together import MemberLoader, can_train_together
 
 
 def network(attention="sam", head="linear", dropout=0.0, width=16, k=4, d=5):
@@ -143,3 +143,14 @@ def test_what_cannot_be_trained_together_is_trained_in_turn():
     assert can_train_together(method, nets, sets)
     assert not can_train_together(method, nets, [sets[0], sets[1][:30]])
     assert not can_be_member(method.build((28, 28), 4))
+
+
+def test_members_see_the_same_batches_or_each_its_own():
+    bags = gaussian_bags(30, k=3, r=1, seed=0)
+    for alike in (True, False):
+        loader = MemberLoader([bags, bags], alike=alike)
+        batches = list(loader.epoch(8, np.random.default_rng(0)))
+        first, second = (np.concatenate([b.index.view(2, -1)[i] for b in batches]) % 30 for i in (0, 1))
+        assert np.array_equal(np.sort(first), np.arange(30))
+        assert np.array_equal(np.sort(second), np.arange(30))
+        assert np.array_equal(first, second) == alike

@@ -181,6 +181,7 @@ def run(
             provenance=dict(bags.provenance),
             together=blocks.get(split, ()),
             share=share,
+            vectors=len(bags.feature_shape) == 1,
             extras=extras,
         )
         for name in names

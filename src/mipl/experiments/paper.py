@@ -116,6 +116,7 @@ class _Data:
     source: Source
     digest: str
     provenance: dict[str, object]
+    vectors: bool
     row: Characteristics
 
 
@@ -140,7 +141,8 @@ def _open(
             continue
         if source.built is not None and not Path(source.built).is_file():
             save_npz(bags, Path(source.built))
-        data[dataset, r] = _Data(source, bags.digest(), dict(bags.provenance), characteristics(bags))
+        vectors = len(bags.feature_shape) == 1
+        data[dataset, r] = _Data(source, bags.digest(), dict(bags.provenance), vectors, characteristics(bags))
     return data, lacking
 
 
@@ -181,6 +183,7 @@ def _jobs(wants: Iterable[Want], data: dict[tuple[str, int | None], _Data], opti
             store=str(options.store),
             provenance=found.provenance,
             share=want.share,
+            vectors=found.vectors,
             extras=asked,
         )
         for (split, want), asked in extras.items()

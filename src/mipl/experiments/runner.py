@@ -51,6 +51,7 @@ class Job:
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the bags
     together: tuple[int, ...] = ()  # splits to be trained at once, this one among them; none: alone
     share: float = 1.0  # of the split's training bags to train on
+    vectors: bool = False  # whether instances are vectors: what is for images only is then not of the run
     extras: tuple[str, ...] = ()  # that the record is to hold besides, of EXTRAS
 
     @property
@@ -77,7 +78,7 @@ class Job:
             method=self.method,
             recipe=classifier.recipe,
             hyper_parameters=in_force(method),
-            recipe_settings=in_force(recipe),
+            recipe_settings=in_force(recipe.on_vectors() if self.vectors else recipe),
             split=self.split,
             splits=self.splits,
             seed=self.seed,
@@ -214,8 +215,9 @@ def is_present(record: Record) -> bool:
         method, recipe = classifier.parts(record.info.get("data", {}).get("provenance"))
     except SettingError:
         return False  # a setting that is no more
-    found = restored(type(method), spec["hyper_parameters"]), restored(Recipe, spec["recipe_settings"])
-    return found == (method, recipe)
+    if restored(type(method), spec["hyper_parameters"]) != method:
+        return False
+    return restored(Recipe, spec["recipe_settings"]) in (recipe, recipe.on_vectors())
 
 
 def split_of(bags: Bags, job: Job) -> Split:

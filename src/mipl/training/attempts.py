@@ -13,11 +13,12 @@ from mipl.data.bags import Bags
 from mipl.methods.base import Method
 from mipl.seeding import seed_for
 from mipl.training.checks import MiplNotice
+from mipl.training.epochs import History
 from mipl.training.judging import failed
 from mipl.training.parallel import Alone
 from mipl.training.progress import Report
 from mipl.training.recipes import Recipe
-from mipl.training.trainer import History, train
+from mipl.training.trainer import train
 
 
 def train_until_learned(

@@ -49,6 +49,15 @@ def save_checkpoint(
         temporary.write_bytes(save({name: value.contiguous() for name, value in tensors.items()}, metadata))
 
 
+def last_epoch(folder: Path) -> int:
+    """Return the last finished epoch that a folder's checkpoint knows of; 0 without one, or a damaged one."""
+    try:
+        with safe_open(folder / FILE, framework="pt") as stored:
+            return int((stored.metadata() or {})["epoch"])
+    except (SafetensorError, OSError, KeyError, ValueError):
+        return 0
+
+
 def load_checkpoint(
     folder: Path,
     spec: Mapping[str, Any],

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from mipl.data.candidates import BoolArray
 from mipl.errors import SettingError, suggest
-from mipl.nn.encoders import Standardize
+from mipl.nn.encoders import FeatureEncoder, Standardize
 from mipl.registry import setting
 from mipl.training.flat import FlatParameters
+
+HALF = 0.5  # of a bag's images are left out of a step on them
 
 Schedule = Callable[[int, int], float]  # (epoch t = 1 … T, epochs T) -> value
 
@@ -54,8 +56,19 @@ class Recipe:
     )
     components: int | Literal["auto"] = setting(
         "auto",
-        "features kept of its convolutions, which then stay as they are; auto: 64 to 256, the fewer the "
-        "larger candidate sets are",
+        "features kept of its convolutions, which the warm-up leaves as they are; auto: 64 to 256, the fewer "
+        "the larger candidate sets are",
+    )
+    starts: int = setting(
+        10, "networks whose mean warm-up on these gives bags their weights to begin with; 0: none", idle=0
+    )
+    image_lr: float = setting(
+        2e-3,
+        "learning rate in place of lr after the warm-up, of all layers on images; 0: the convolutions stay",
+        idle=0.0,
+    )
+    views: float = setting(
+        0.5, "how far images are turned, stretched and moved at random then; 1: as in pretraining", idle=0.0
     )
     instance_dropout: float = setting(0.1, "share of a bag's instances left out of a step")
     fan_in: int | None = setting(
@@ -88,7 +101,13 @@ class Recipe:
     warmup: float = setting(0.5, "share of the epochs, the first ones, with w = p̃ and γ = 0: set likelihood")
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("pretrain", 0), ("components", 1)):
+        for name, least in (
+            ("epochs", 1),
+            ("batch_size", 1),
+            ("pretrain", 0),
+            ("components", 1),
+            ("starts", 0),
+        ):
             value = getattr(self, name)
             if (name, value) in (("batch_size", None), ("components", "auto")):
                 continue
@@ -99,12 +118,14 @@ class Recipe:
             or not self.weight_decay >= 0
             or not 0 <= self.background < math.inf
             or not 0 <= self.balance < math.inf
+            or not 0 <= self.image_lr < math.inf
+            or not 0 <= self.views < math.inf
             or (self.clip_norm is not None and not self.clip_norm > 0)
         ):
             raise SettingError(
                 f"lr = {self.lr} and clip_norm = {self.clip_norm} must be above 0, "
-                f"weight_decay = {self.weight_decay}, background = {self.background} and "
-                f"balance = {self.balance} at least 0."
+                f"weight_decay = {self.weight_decay}, background = {self.background}, "
+                f"balance = {self.balance}, image_lr = {self.image_lr} and views = {self.views} at least 0."
             )
         for name in ("instance_dropout", "held_out"):
             if not 0.0 <= getattr(self, name) < 1.0:
@@ -135,6 +156,17 @@ class Recipe:
         share = max(ambiguity(candidates), 1e-9)
         return dataclasses.replace(self, components=int(min(256.0, max(64.0, 48.0 / share))))
 
+    def on_vectors(self) -> Recipe:
+        """Return the recipe without what is for images only: with vectors that does nothing."""
+        return dataclasses.replace(self, pretrain=0, starts=0, image_lr=0.0, views=0.0)
+
+    def on_images(self) -> Recipe:
+        """Return the recipe for all layers of an image encoder that has learned from images already.
+
+        Of a bag it sees another half in each step: that takes half the time, and is not learned by heart.
+        """
+        return dataclasses.replace(self, lr=self.image_lr, fan_in=None, instance_dropout=HALF)
+
     def make_optimizer(self, parameters: FlatParameters) -> torch.optim.Optimizer:
         """Return the optimiser; every group of parameters has its ``share`` of the learning rate."""
         groups = parameters.groups
@@ -153,10 +185,14 @@ class Recipe:
         the number of its inputs. Encoder layers with more than ``fan_in`` of them take steps smaller by as
         much; without that, the rate that 38 features ask for leaves an image encoder where it started. The
         score goes at the pace of the encoder's slowest layer: attention that runs ahead of the features it
-        judges fixes on single odd instances. Features that come as vectors are learned already, and many of
-        them no reason to be slow.
+        judges fixes on single odd instances. Features that come as vectors, or from images, are learned
+        already, and many of them no reason to be slow.
         """
-        if self.fan_in is None or isinstance(getattr(net, "scaling", None), Standardize):
+        if (
+            self.fan_in is None
+            or isinstance(getattr(net, "scaling", None), Standardize)
+            or isinstance(getattr(net, "encoder", None), FeatureEncoder)
+        ):
             return [(1.0, list(net.parameters()))]
         part = {name: set(getattr(net, name, nn.Identity()).modules()) for name in ("encoder", "score")}
 
@@ -216,6 +252,9 @@ RECIPES: dict[str, Recipe] = {
         weight_decay=1e-4,
         instance_dropout=0.0,
         pretrain=0,
+        starts=0,
+        image_lr=0.0,
+        views=0.0,
         fan_in=None,
         background=0.0,
         held_out=0.0,

@@ -1,4 +1,4 @@
-"""Train several networks at once, for example those of ten splits: the work of each step in one."""
+"""Train several networks at once, those of ten splits or ten starts on one: the work of each step in one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mipl.data.candidates import IntArray
 from mipl.methods.base import Method
 from mipl.nn.members import Members, can_be_member, layer_parameters
 from mipl.nn.network import BagNetwork
+from mipl.training.epochs import History, epochs
 from mipl.training.flat import FlatParameters
 from mipl.training.parallel import Alone
 from mipl.training.progress import Report
 from mipl.training.recipes import Recipe
-from mipl.training.trainer import History, epochs
 
 
 def can_train_together(method: Method, nets: Sequence[nn.Module], bags: Sequence[Bags]) -> bool:
@@ -40,13 +40,16 @@ def train_together(
     recipe: Recipe,
     seed: int,
     report: Report | None = None,
+    *,
+    last: int | None = None,
+    alike: bool = True,
 ) -> list[History]:
-    """Train every network on its own bags, in place, and return their histories.
+    """Train every network on its own bags, in place, to epoch ``last``, and return their histories.
 
-    Each sees the batches that it would see alone; dropout is drawn for all at once. So the models are as
-    good as single ones, and not the same.
+    Each sees the batches that it would see alone, or if they are not to be ``alike`` those of an order of its
+    own; dropout is drawn for all at once. So the models are as good as single ones, and not the same.
     """
-    net, loader = Members(nets, recipe.background > 0), MemberLoader(bags)
+    net, loader = Members(nets, recipe.background > 0), MemberLoader(bags, alike=alike)
     table = method.table(
         torch.cat([torch.tensor(each.candidates) for each in bags]),
         None if bags[0].weights is None else torch.cat([torch.tensor(each.weights) for each in bags]),
@@ -58,7 +61,7 @@ def train_together(
     optimizer = recipe.make_optimizer(parameters)
     histories: list[History] = [{} for _ in nets]
     course = epochs(
-        method, net, loader, parameters, optimizer, table, recipe, seed, Alone(), members=len(nets)
+        method, net, loader, parameters, optimizer, table, recipe, seed, Alone(), 1, last, members=len(nets)
     )
     with warnings.catch_warnings():
         # a parameter's rows lie apart, between those of others: that is meant
@@ -78,8 +81,9 @@ def train_together(
 class MemberLoader:
     """The loaders of several sets of as many bags, with a leading dimension for the sets."""
 
-    def __init__(self, bags: Sequence[Bags]) -> None:
+    def __init__(self, bags: Sequence[Bags], *, alike: bool = True) -> None:
         self.bags = bags[0]
+        self._alike = alike  # whether all take their bags in the same order
         self._loaders = [BagLoader(each) for each in bags]
 
     def epoch(
@@ -90,7 +94,12 @@ class MemberLoader:
         without: IntArray | None = None,
     ) -> Iterator[BagBatch]:
         """Yield the batches of all: instances (e, n, d) padded with zeros, sizes (e, b), the rest flat."""
-        each = [loader.epoch(batch_size, copy.deepcopy(rng), drop, without) for loader in self._loaders]
+        count = len(self._loaders)
+        draws = [copy.deepcopy(rng) for _ in range(count)] if self._alike else rng.spawn(count)
+        each = [
+            loader.epoch(batch_size, own, drop, without)
+            for loader, own in zip(self._loaders, draws, strict=True)
+        ]
         starts = [i * len(self.bags) for i in range(len(each))]
         for batches in zip(*each, strict=True):
             yield BagBatch(
