@@ -56,6 +56,7 @@ OUT: dict[str, dict[str, Any]] = {  # an ingredient, and what is given where it 
     "`starts`": {"starts": 0},
     "`image_lr` (convolutions stay)": {"image_lr": 0.0},
     "`views`": {"views": 0.0},
+    "`image_tau`": {"image_tau": 0.0},
     "`held_out` (and the second attempt)": {"held_out": 0.0},
     "`background`": {"background": 0.0},
     "`instance_dropout`": {"instance_dropout": 0.0},

@@ -24,7 +24,7 @@ from mipl.data.splits import stratified_split, training_share
 from mipl.errors import SettingError
 from mipl.estimators import make_classifier
 from mipl.experiments.engines import run_local, without_record
-from mipl.experiments.runner import Job, run
+from mipl.experiments.runner import Job, is_present, run
 from mipl.records.store import Store
 
 
@@ -53,6 +53,18 @@ def test_a_run_names_only_settings_that_do_something(source, tmp_path):
     assert "background" not in plain.spec.recipe_settings
     assert "background" not in job(source, tmp_path, recipe="paper").spec.recipe_settings
     assert plain.spec.hash != job(source, tmp_path).spec.hash
+
+
+def test_a_run_on_vectors_does_not_name_what_is_for_images(source, tmp_path):
+    images = job(source, tmp_path)
+    vectors = dataclasses.replace(images, vectors=True)
+    named, rest = images.spec.recipe_settings, vectors.spec.recipe_settings
+    assert named.keys() - rest.keys() == {"pretrain", "starts", "image_lr", "views", "image_tau"}
+    other = job(source, tmp_path, starts=3)
+    assert dataclasses.replace(other, vectors=True).spec.hash == vectors.spec.hash
+    assert other.spec.hash != images.spec.hash
+    run([vectors])
+    assert is_present(Store(tmp_path).get(vectors.spec))
 
 
 def test_a_record_is_what_the_estimator_gives(source, tmp_path):

@@ -154,6 +154,15 @@ def test_views_are_loaded_of_the_images_and_of_no_other(bags):
     assert torch.equal(moved.candidates, batch.candidates)
 
 
+@pytest.mark.parametrize(
+    ("method", "image_tau", "wanted"), [("mam-cn", 1.0, 1.0), ("mam-cn", 0.0, 0.1), ("promipl", 1.0, 0.1)]
+)
+def test_mam_stays_soft_on_images_but_where_it_has_one_temperature(bags, method, image_tau, wanted):
+    given = {"epochs": 8, "pretrain": 1, "components": 8, "starts": 1, "image_tau": image_tau}
+    model = make_classifier(method, **given, **({"tau_decay": 0.5} if method == "mam-cn" else {})).fit(bags)
+    assert float(model.network_.attention.tau) == pytest.approx(wanted)
+
+
 @pytest.mark.parametrize("image_lr", [0.0, 2e-3])
 def test_the_convolutions_go_on_with_images_after_the_warm_up_or_stay(bags, image_lr):
     recipe = make_recipe("stable", epochs=4, pretrain=2, components=8, starts=2, image_lr=image_lr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -134,6 +135,7 @@ def fit(
     check_folder(out, "model.json")  # before an hour of training, not after it
     # after everything that can be wrong with the command: one sentence, not one a process
     fabric = launch(devices, nodes, accelerator, precision)
+    started = time.perf_counter()
     try:
         classifier.fit(bags, checkpoint=checkpoint, fabric=fabric)
     except KeyboardInterrupt:
@@ -146,15 +148,17 @@ def fit(
         raise typer.Exit(130) from None
     if fabric is not None and not fabric.is_global_zero:
         return  # the first process writes
+    seconds = time.perf_counter() - started
     classifier.save(out)
+    losses = classifier.history_["loss"]  # none where a training ended before its first epoch
     result = {
         "model": str(out),
         "method": method,
         "bags": len(bags),
         "classes": [str(name) for name in bags.classes],
-        "epochs": classifier.recipe_.epochs,
-        "loss": classifier.history_["loss"][-1],
-        "seconds": sum(classifier.history_["seconds"]),
+        "epochs": len(losses),
+        "loss": losses[-1] if losses else None,
+        "seconds": seconds,
     }
     if as_json:
         print_json(result)

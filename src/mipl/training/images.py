@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from mipl.data.bags import Bags
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.data.candidates import IntArray
+from mipl.nn.attention import MAM
 from mipl.nn.encoders import FeatureEncoder, ImageEncoder
 from mipl.seeding import rng_for
 from mipl.training.parallel import Alone, randomness
@@ -38,6 +39,17 @@ SAMPLE = 20_000  # images that the principal components are found from
 def has_images(net: nn.Module) -> bool:
     """Return whether a network encodes images by convolutions of ours."""
     return any(isinstance(part, ImageEncoder) for part in net.modules())
+
+
+def soften(net: nn.Module, tau: float) -> None:
+    """Keep the temperature of MAM's attention at ``tau`` and above.
+
+    Near 0 a bag rests on a single image, and its others of the class teach nothing. An attention that has one
+    temperature throughout keeps it.
+    """
+    for part in net.modules():
+        if isinstance(part, MAM):
+            part.floor = max(part.floor, min(tau, part.start))
 
 
 @contextlib.contextmanager

@@ -70,6 +70,11 @@ class Recipe:
     views: float = setting(
         0.5, "how far images are turned, stretched and moved at random then; 1: as in pretraining", idle=0.0
     )
+    image_tau: float = setting(
+        1.0,
+        "MAM: lowest temperature on images, so that all that matter are learned from; 0: the method's",
+        idle=0.0,
+    )
     instance_dropout: float = setting(0.1, "share of a bag's instances left out of a step")
     fan_in: int | None = setting(
         40,
@@ -120,12 +125,14 @@ class Recipe:
             or not 0 <= self.balance < math.inf
             or not 0 <= self.image_lr < math.inf
             or not 0 <= self.views < math.inf
+            or not 0 <= self.image_tau < math.inf
             or (self.clip_norm is not None and not self.clip_norm > 0)
         ):
             raise SettingError(
                 f"lr = {self.lr} and clip_norm = {self.clip_norm} must be above 0, "
                 f"weight_decay = {self.weight_decay}, background = {self.background}, "
-                f"balance = {self.balance}, image_lr = {self.image_lr} and views = {self.views} at least 0."
+                f"balance = {self.balance}, image_lr = {self.image_lr}, views = {self.views} and "
+                f"image_tau = {self.image_tau} at least 0."
             )
         for name in ("instance_dropout", "held_out"):
             if not 0.0 <= getattr(self, name) < 1.0:
@@ -158,7 +165,7 @@ class Recipe:
 
     def on_vectors(self) -> Recipe:
         """Return the recipe without what is for images only: with vectors that does nothing."""
-        return dataclasses.replace(self, pretrain=0, starts=0, image_lr=0.0, views=0.0)
+        return dataclasses.replace(self, pretrain=0, starts=0, image_lr=0.0, views=0.0, image_tau=0.0)
 
     def on_images(self) -> Recipe:
         """Return the recipe for all layers of an image encoder that has learned from images already.
@@ -255,6 +262,7 @@ RECIPES: dict[str, Recipe] = {
         starts=0,
         image_lr=0.0,
         views=0.0,
+        image_tau=0.0,
         fan_in=None,
         background=0.0,
         held_out=0.0,

@@ -18,7 +18,7 @@ from mipl.pseudo_labels import PseudoLabels
 from mipl.training.checkpoint import last_epoch, load_checkpoint, save_checkpoint
 from mipl.training.epochs import History, epochs
 from mipl.training.flat import FlatParameters
-from mipl.training.images import ViewLoader, has_images, on_features
+from mipl.training.images import ViewLoader, has_images, on_features, soften
 from mipl.training.judging import ENOUGH, failed
 from mipl.training.parallel import Alone, randomness
 from mipl.training.progress import Report
@@ -74,7 +74,9 @@ def train(
     history: History = {}
     if not images:
         history = training.run(bags, table, 1, last)
-    elif not released or checkpoint is None or last_epoch(checkpoint) <= last:
+    else:
+        soften(net, recipe.image_tau)
+    if images and (not released or checkpoint is None or last_epoch(checkpoint) <= last):
         with on_features(net, bags, recipe, seed, group, report) as features:
             history, table = training.on_features(features, last)
     if released and not failed(history):
