@@ -56,15 +56,15 @@ class PseudoLabels:
     def update(self, index: Tensor, logits: Tensor, alpha: float, *, prior: bool = False) -> Tensor:
         """Set w ← α w + (1 − α) p̃ (Eq. 15) for the bags at ``index`` (b,) and return it (b, k), detached.
 
-        ``prior``: p̃ in proportion to the prediction times the initial weights, where these were given (for
-        example from votes), and leaning as :meth:`even_out` has it. With α = 0 the loss is then the
-        likelihood of the set, Σ_S w⁰ p, so weighted.
+        p̃ leans as :meth:`even_out` has it. ``prior``: and is in proportion to the initial weights, where such
+        were given (for example from votes). With α = 0 the loss is then the likelihood of the set, Σ_S w⁰ p,
+        so weighted.
         """
         weights = self.weights[index]
         if alpha < 1.0:
             with torch.no_grad():
                 logits = logits.detach()
-                if prior and "lean" in self.memory:
+                if "lean" in self.memory:
                     lean = self.memory["lean"]
                     logits = logits + lean[index // (len(self.weights) // len(lean))]
                 scores = logits
@@ -88,6 +88,11 @@ class PseudoLabels:
         mean = self.memory.get("mean", prior)
         self.memory["mean"] = mean = mean + FADED * (shares - mean)
         self.memory["lean"] = strength * (prior.clamp(min=1e-6) / mean.clamp(min=1e-6)).log()
+
+    def lean_no_more(self) -> None:
+        """Take predictions as they are, from here on."""
+        self.memory.pop("lean", None)
+        self.memory.pop("mean", None)
 
     def _posterior(self, index: Tensor, scores: Tensor, logits: Tensor, prior: bool) -> Tensor:
         """Return p a / Σ p a (b, k), ``scores`` counting inside the sets and ``logits`` outside.

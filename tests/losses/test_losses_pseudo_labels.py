@@ -91,7 +91,7 @@ def test_with_a_prior_the_prediction_is_weighed_by_the_initial_weights(m, k, alp
 
 @given(members=st.integers(1, 3), k=st.integers(2, 6), steps=st.integers(1, 40), seed=SEEDS)
 @properties
-def test_the_weights_lean_to_classes_below_their_share_while_warming_up(members, k, steps, seed):
+def test_the_weights_lean_to_classes_below_their_share_until_told_not_to(members, k, steps, seed):
     rng = np.random.default_rng(seed)
     S = np.concatenate([candidate_sets(4, k, rng) for _ in range(members)])
     prior = rng.dirichlet(np.full(k, 5.0), size=members)
@@ -105,7 +105,10 @@ def test_the_weights_lean_to_classes_below_their_share_while_warming_up(members,
     leaning = logits + np.repeat(strength * np.log(prior / mean), 4, axis=0)
     table.update(torch.arange(4 * members), torch.tensor(logits), 0.0, prior=True)
     np.testing.assert_allclose(table.weights, predicted(leaning, S), atol=1e-5)
-    table.update(torch.arange(4 * members), torch.tensor(logits), 0.0)  # no more, once the warm-up is over
+    table.update(torch.arange(4 * members), torch.tensor(-logits), 0.0)
+    np.testing.assert_allclose(table.weights, predicted(leaning - 2 * logits, S), atol=1e-5)
+    table.lean_no_more()
+    table.update(torch.arange(4 * members), torch.tensor(logits), 0.0)
     np.testing.assert_allclose(table.weights, predicted(logits, S), atol=1e-5)
 
 

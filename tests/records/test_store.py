@@ -112,3 +112,13 @@ def test_summary_is_mean_and_deviation_over_splits(tmp_path):
     assert row["accuracy_std"] == pytest.approx(20)
     assert row["accuracy_min"] == pytest.approx(50)
     assert json.dumps(row)
+
+
+def test_a_split_trained_alone_and_together_counts_once(tmp_path):
+    store = Store(tmp_path)
+    for split, together, accuracy in ((1, (), 0.5), (1, (1, 2), 0.1), (2, (1, 2), 0.7)):
+        put(store, dataclasses.replace(SPEC, split=split, together=together), accuracy)
+    put(store, dataclasses.replace(SPEC, seed=7), 0.9)  # another run of split 1
+    (row,) = summarise(store)
+    assert row["runs"] == 3
+    assert row["accuracy"] == pytest.approx(70)

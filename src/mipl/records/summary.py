@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,16 +15,18 @@ def summarise(records: Iterable[Record]) -> list[dict[str, Any]]:
     """Return a row for each data set, r, kind of splits, method, recipe and settings or share given.
 
     A row has the number of runs, mean and deviation of accuracy and ECE in percent, the worst split's
-    accuracy, the highest confidence and the mean seconds of training.
+    accuracy, the highest confidence and the mean seconds of training. A run that was made alone and together
+    with other splits counts once, alone.
     """
-    groups: dict[tuple[Any, ...], list[Record]] = {}
-    for record in records:
+    groups: dict[tuple[Any, ...], dict[str, Record]] = {}
+    for record in sorted(records, key=lambda record: "together" not in record.spec):
         settings = dict(record.info.get("given", {})) | ({"share": record.share} if record.share < 1 else {})
         given = ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
         key = [record.spec[name] for name in ("dataset", "r", "splits", "method", "recipe")]
-        groups.setdefault((*key, given), []).append(record)
+        alone = {name: value for name, value in record.spec.items() if name != "together"}
+        groups.setdefault((*key, given), {})[json.dumps(alone, sort_keys=True)] = record
     return [
-        _row(key, members)
+        _row(key, list(members.values()))
         for key, members in sorted(groups.items(), key=lambda item: tuple(map(str, item[0])))
     ]
 

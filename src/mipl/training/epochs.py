@@ -54,8 +54,13 @@ def epochs(
     first: int = 1,
     last: int | None = None,
     members: int = 1,
+    evened: int | None = None,
 ) -> Iterator[tuple[int, list[dict[str, float]]]]:
-    """Train from epoch ``first`` to ``last`` and yield after each what it gave, for each of the members."""
+    """Train from epoch ``first`` to ``last`` and yield after each what it gave, for each of the members.
+
+    ``evened``: the last epoch in which classes are kept to their share of the weights; none: the warm-up's.
+    """
+    evened = recipe.warmup_epochs if evened is None else evened
     assert loader.bags.candidates is not None
     held = held_out_bags(loader.bags.candidates, recipe.held_out if recipe.warmup_epochs else 0.0)
     # (members, m, k): of several processes each has all bags in its loader, and its own in the table
@@ -80,11 +85,13 @@ def epochs(
         )
         for layers in optimizer.param_groups:
             layers["lr"] = layers["share"] * recipe.lr_at(epoch)
+        if epoch > evened:
+            table.lean_no_more()
         # the first process draws as one alone does, the others each their own dropout
         with randomness(group, "epoch", seed, epoch, *([group.rank] if group.rank else [])):
             losses = _epoch(
                 method, net, loader, parameters, optimizer, table, clock, recipe, seed, group, prior,
-                evening if recipe.balance and epoch <= recipe.warmup_epochs else None,
+                evening if recipe.balance and epoch <= evened else None,
                 held if epoch <= recipe.warmup_epochs else held[:0],
             )  # fmt: skip
         trust = table.settle(group.add, warming=not recipe.warmup_epochs or epoch <= recipe.warmup_epochs)

@@ -99,8 +99,8 @@ class Recipe:
     )
     balance: float = setting(
         1.0,
-        "how far the warm-up favours classes that get less than their share of the weights, times the share "
-        "of other classes in the sets; 0: not at all",
+        "how far the warm-up, and on images all training, favours classes that get less than their share of "
+        "the weights, times the share of other classes in the sets; 0: not at all",
         idle=0.0,
     )
     warmup: float = setting(0.5, "share of the epochs, the first ones, with w = p̃ and γ = 0: set likelihood")

@@ -155,7 +155,10 @@ class Training:
         if checkpoint and (first == 1 or last_epoch(checkpoint) >= first):
             done, history = load_checkpoint(checkpoint, self.spec, net, optimizer, table, group)
         shown = loader if first == 1 else ViewLoader(loader, recipe.views)
-        course = epochs(method, net, shown, parameters, optimizer, table, recipe, seed, group, done + 1, last)
+        course = epochs(
+            method, net, shown, parameters, optimizer, table, recipe, seed, group, done + 1, last,
+            evened=None if first == 1 else last,
+        )  # fmt: skip
         for epoch, (values,) in () if failed(history) else course:
             for name, value in values.items():
                 history.setdefault(name, []).append(value)
