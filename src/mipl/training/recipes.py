@@ -118,22 +118,13 @@ class Recipe:
                 continue
             if int(value) < least:
                 raise SettingError(f"{name} = {value} must be at least {least}.")
-        if (
-            not self.lr > 0
-            or not self.weight_decay >= 0
-            or not 0 <= self.background < math.inf
-            or not 0 <= self.balance < math.inf
-            or not 0 <= self.image_lr < math.inf
-            or not 0 <= self.views < math.inf
-            or not 0 <= self.image_tau < math.inf
-            or (self.clip_norm is not None and not self.clip_norm > 0)
-        ):
-            raise SettingError(
-                f"lr = {self.lr} and clip_norm = {self.clip_norm} must be above 0, "
-                f"weight_decay = {self.weight_decay}, background = {self.background}, "
-                f"balance = {self.balance}, image_lr = {self.image_lr}, views = {self.views} and "
-                f"image_tau = {self.image_tau} at least 0."
-            )
+        for name in ("lr", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise SettingError(f"{name} = {value} must be above 0.")
+        for name in ("weight_decay", "background", "balance", "image_lr", "views", "image_tau"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise SettingError(f"{name} = {getattr(self, name)} must be finite and at least 0.")
         for name in ("instance_dropout", "held_out"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise SettingError(f"{name} = {getattr(self, name)} must be in [0, 1).")

@@ -72,13 +72,13 @@ def train(
     last = recipe.warmup_epochs if released else recipe.epochs
     table = training.table(bags)
     history: History = {}
-    if not images:
-        history = training.run(bags, table, 1, last)
-    else:
+    if images:
         soften(net, recipe.image_tau)
-    if images and (not released or checkpoint is None or last_epoch(checkpoint) <= last):
-        with on_features(net, bags, recipe, seed, group, report) as features:
-            history, table = training.on_features(features, last)
+        if not released or checkpoint is None or last_epoch(checkpoint) <= last:
+            with on_features(net, bags, recipe, seed, group, report) as features:
+                history, table = training.on_features(features, last)
+    else:
+        history = training.run(bags, table, 1, last)
     if released and not failed(history):
         history = training.run(bags, table, last + 1, recipe.epochs, history)
     net.eval()
