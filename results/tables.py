@@ -15,17 +15,12 @@ OURS = [f"{attention}-{competitor}" for attention in ("dam", "sam", "mam") for c
 
 def tables() -> dict[Path, str]:
     """Return for each page the table that belongs between its markers."""
-    records = list(Store(HERE / "records"))
-    present = result_rows(record for record in records if is_present(record))
-    earlier = result_rows(record for record in records if not is_present(record))
-    for row in earlier:
-        row["recipe"] += ", earlier"
-    default = [row for row in present if row["recipe"] == "stable" and not row["given"]]
+    rows = result_rows(Store(HERE / "records"), is_present)
+    default = [row for row in rows if row["recipe"] == "stable" and not row["given"]]
     # with r = 0, the true labels, there is nothing to disambiguate
     ours = [
         row for row in default if row["method"] in OURS and "noise" not in row["dataset"] and row["r"] != 0
     ]
-    rows = sorted([*present, *earlier], key=lambda row: (row["dataset"], row["r"] or 0, row["method"]))
     return {HERE.parent / "README.md": markdown(ours), HERE / "README.md": markdown(rows)}
 
 

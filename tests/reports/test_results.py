@@ -47,6 +47,14 @@ def test_rows_are_kept_apart_and_the_papers_are_beside_them(store):
     assert rows["birdsong-mipl", 1, "mine"]["given"] == "head=sigmoid"
 
 
+def test_runs_of_an_earlier_recipe_are_not_mixed_in(store):
+    rows = result_rows(store, lambda record: record.spec["split"] == SPEC.split)
+    (now, before) = [row for row in rows if (row["method"], row["r"]) == ("dam-cn", 1)]
+    assert (now["recipe"], now["runs"], before["recipe"], before["runs"]) == (
+        "stable", 1, "stable, earlier", 1,
+    )  # fmt: skip
+
+
 def test_markdown_has_a_line_for_each_row(store):
     lines = markdown(result_rows(store)).splitlines()
     assert len(lines) == 6

@@ -247,6 +247,7 @@ def results(
     as_json: JsonOpt = False,
 ) -> None:
     """Show the results in a folder of records, means over splits, with the paper's beside them."""
+    from mipl.experiments.runner import is_present
     from mipl.records.store import Store
     from mipl.records.table import write_table
     from mipl.reports.results import HEADER, markdown, result_cells, result_rows
@@ -266,7 +267,7 @@ def results(
     ]
     if out is not None:
         write_table(records, out)
-    rows = result_rows(records)
+    rows = result_rows(records, is_present)
     if as_json:
         print_json(rows)
     elif as_markdown:

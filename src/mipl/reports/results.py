@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import resources
 from typing import Any
 
@@ -52,9 +52,20 @@ def paper_scores(metric: str) -> tuple[npt.NDArray[np.float64], list[str]]:
     return np.array([[table[*dataset, method] for method in methods] for dataset in datasets]), methods
 
 
-def result_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return the rows of :func:`summarise`, each with the paper's accuracy and ECE, or None."""
-    rows = summarise(records)
+def result_rows(
+    records: Iterable[Record], is_present: Callable[[Record], bool] = lambda record: True
+) -> list[dict[str, Any]]:
+    """Return the rows of :func:`summarise`, each with the paper's accuracy and ECE, or None.
+
+    Runs that are not present, of a recipe as it was before, have rows of their own: "stable, earlier".
+    """
+    present: dict[bool, list[Record]] = {True: [], False: []}
+    for record in records:
+        present[is_present(record)].append(record)
+    rows, earlier = summarise(present[True]), summarise(present[False])
+    for row in earlier:
+        row["recipe"] += ", earlier"
+    rows = sorted([*rows, *earlier], key=lambda row: (row["dataset"], row["r"] or 0, row["method"]))
     for row in rows:
         for metric in ("accuracy", "ece"):
             printed = paper_results().get((row["dataset"], row["r"], row["method"], metric))
