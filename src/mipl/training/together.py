@@ -16,7 +16,7 @@ from mipl.data.candidates import IntArray
 from mipl.methods.base import Method
 from mipl.nn.members import Members, can_be_member, layer_parameters
 from mipl.nn.network import BagNetwork
-from mipl.training.epochs import History, epochs
+from mipl.training.epochs import History, Loop
 from mipl.training.flat import FlatParameters
 from mipl.training.parallel import Alone
 from mipl.training.progress import Report
@@ -60,13 +60,11 @@ def train_together(
     parameters = FlatParameters([(share_of[id(p)], [rows]) for p, rows in stacked], members=len(nets))
     optimizer = recipe.make_optimizer(parameters)
     histories: list[History] = [{} for _ in nets]
-    course = epochs(
-        method, net, loader, parameters, optimizer, table, recipe, seed, Alone(), 1, last, members=len(nets)
-    )
+    loop = Loop(method, net, loader, parameters, optimizer, table, recipe, seed, Alone(), members=len(nets))
     with warnings.catch_warnings():
         # a parameter's rows lie apart, between those of others: that is meant
         warnings.filterwarnings("ignore", "grad and param do not obey the gradient layout contract")
-        for epoch, values in course:
+        for epoch, values in loop.epochs(1, last or recipe.epochs):
             for history, own in zip(histories, values, strict=True):
                 for name, value in own.items():
                     history.setdefault(name, []).append(value)

@@ -16,7 +16,7 @@ from mipl.errors import SettingError
 from mipl.methods.base import Method
 from mipl.pseudo_labels import PseudoLabels
 from mipl.training.checkpoint import last_epoch, load_checkpoint, save_checkpoint
-from mipl.training.epochs import History, epochs
+from mipl.training.epochs import History, Loop
 from mipl.training.flat import FlatParameters
 from mipl.training.images import ViewLoader, has_images, on_features, soften
 from mipl.training.judging import ENOUGH, failed
@@ -155,10 +155,8 @@ class Training:
         if checkpoint and (first == 1 or last_epoch(checkpoint) >= first):
             done, history = load_checkpoint(checkpoint, self.spec, net, optimizer, table, group)
         shown = loader if first == 1 else ViewLoader(loader, recipe.views)
-        course = epochs(
-            method, net, shown, parameters, optimizer, table, recipe, seed, group, done + 1, last,
-            evened=None if first == 1 else last,
-        )  # fmt: skip
+        loop = Loop(method, net, shown, parameters, optimizer, table, recipe, seed, group)
+        course = loop.epochs(done + 1, last, evened=None if first == 1 else last)
         for epoch, (values,) in () if failed(history) else course:
             for name, value in values.items():
                 history.setdefault(name, []).append(value)
