@@ -184,7 +184,7 @@ def test_noise_is_found_out_tried_again_and_not_believed():
 
 def test_a_second_attempt_that_learns_is_taken(monkeypatch):
     """The first one is judged as if it had learned nothing; the second is the training of its own seed."""
-    from mipl.training import epochs
+    from mipl.training.epochs import Loop
 
     judged = []
 
@@ -192,7 +192,7 @@ def test_a_second_attempt_that_learns_is_taken(monkeypatch):
         judged.append(1)
         return [0.0] if len(judged) == 1 else [9.0]
 
-    monkeypatch.setattr(epochs, "_judge", judge)
+    monkeypatch.setattr(Loop, "_judge", judge)
     bags = gaussian_bags(bags=150, k=4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
