@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from mipl.data.batch import BagLoader
 from mipl.data.benchmarks import gaussian_bags
 from mipl.estimators import fit_together
 from mipl.training.checks import MiplNotice
+from mipl.training.epochs import Loop
 from mipl.training.judging import (
     CLEAR,
     ENOUGH,
@@ -173,7 +175,7 @@ def test_what_has_learned_says_so_and_is_not_warned_of():
 
 def test_noise_is_found_out_tried_again_and_not_believed():
     train, test = noise_bags(), gaussian_bags(bags=60, k=4, seed=5)
-    with pytest.warns(MiplNotice, match=r"has learned nothing: after its warm-up of 10 epochs"):
+    with pytest.warns(MiplNotice, match=r"has learned nothing: after 10 of 20 epochs"):
         model = make_classifier("sam-cn", epochs=20).fit(train)
     assert len(model.history_["advantage"]) == 2
     assert failed(model.history_)
@@ -184,8 +186,6 @@ def test_noise_is_found_out_tried_again_and_not_believed():
 
 def test_a_second_attempt_that_learns_is_taken(monkeypatch):
     """The first one is judged as if it had learned nothing; the second is the training of its own seed."""
-    from mipl.training.epochs import Loop
-
     judged = []
 
     def judge(*given):
@@ -237,6 +237,30 @@ def test_of_those_trained_together_only_the_failed_are_trained_again():
     assert [len(model.history_["advantage"]) for model in models] == [1, 2]
     assert not failed(models[0].history_)
     assert failed(models[1].history_)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_what_was_learned_and_lost_again_is_found_out(monkeypatch, together):
+    """At the end of training, long after the warm-up was found good, the head comes to one answer for all."""
+    bags = gaussian_bags(bags=150, k=4)
+    epochs = Loop.epochs
+
+    def ending_in_one_answer(self, *given, **named):
+        for epoch, values in epochs(self, *given, **named):
+            if epoch == 10:
+                for parameter in self.net.stacked if self.members > 1 else self.net.head.parameters():
+                    parameter.data.zero_()
+            yield epoch, values
+
+    monkeypatch.setattr(Loop, "epochs", ending_in_one_answer)
+    models = [make_classifier("sam-cn", epochs=10) for _ in range(1 + together)]
+    fit = partial(fit_together, models, [bags, bags]) if together else partial(models[0].fit, bags)
+    with pytest.warns(MiplNotice, match="has learned nothing: after 10 of 10 epochs"):
+        fit()
+    for model in models:
+        assert model.history_["advantage"] == pytest.approx([0.0, 0.0], abs=1e-6)
+        assert len(model.history_["loss"]) == 10
+        assert model.predict_proba(bags).max() == pytest.approx(1 / 4, abs=1e-3)
 
 
 def test_few_bags_and_the_paper_are_not_judged():

@@ -34,8 +34,9 @@ def train_until_learned(
 ) -> tuple[nn.Module, Recipe, History]:
     """Train what ``build`` makes of a seed; return the network, the recipe that it took, and the history.
 
-    One that has learned nothing by the end of the warm-up is trained once more, from other weights and with
-    half the bags a step. If that fails too, the better of both is returned as it was then, with a warning.
+    One that has learned nothing by the end of the warm-up, or lost it since, is trained once more, from other
+    weights and with half the bags a step. If that fails too, the better of both is returned as it was then,
+    with a warning.
     """
     net = build(seed)
     history = train(method, net, bags, recipe, seed, group=group, checkpoint=checkpoint, report=report)
@@ -54,10 +55,11 @@ def train_until_learned(
     history = {**history, "advantage": sorted(both)}  # the last is that of the network
     if failed(history) and group.rank == 0:
         warnings.warn(
-            f"The model has learned nothing: after its warm-up of {recipe.warmup_epochs} epochs its "
-            "predictions for bags that it has not seen fit their candidate sets no better than those of "
-            f"other bags ({both[0]:.1f} and, trained again, {both[1]:.1f} standard errors above). Check that "
-            "features and candidate sets belong to the same bags; then try more epochs or fewer bags a step.",
+            f"The model has learned nothing: after {len(history['loss'])} of {recipe.epochs} epochs its "
+            "predictions fit the candidate sets of bags no better than those of other bags "
+            f"({both[0]:.1f} and, trained again, {both[1]:.1f} standard errors above). Check that features "
+            "and candidate sets belong to the same bags; then try more epochs, a lower lr or fewer bags a "
+            "step.",
             MiplNotice,
             stacklevel=4,
         )

@@ -16,7 +16,7 @@ from mipl.data.candidates import IntArray
 from mipl.methods.base import Method
 from mipl.nn.members import Members, can_be_member, layer_parameters
 from mipl.nn.network import BagNetwork
-from mipl.training.epochs import History, Loop
+from mipl.training.epochs import History, Loop, judge_again
 from mipl.training.flat import FlatParameters
 from mipl.training.parallel import Alone
 from mipl.training.progress import Report
@@ -71,8 +71,9 @@ def train_together(
             if report:
                 report(epoch, f"loss {np.mean([own['loss'] for own in values]):.3f}")
     net.hand_back()
-    for each in nets:
+    for history, each, trained in zip(histories, nets, bags, strict=True):
         each.eval()
+        judge_again(history, method, each, trained, torch.device("cpu"))
     return histories
 
 

@@ -16,7 +16,7 @@ from mipl.errors import SettingError
 from mipl.methods.base import Method
 from mipl.pseudo_labels import PseudoLabels
 from mipl.training.checkpoint import last_epoch, load_checkpoint, save_checkpoint
-from mipl.training.epochs import History, Loop
+from mipl.training.epochs import History, Loop, judge_again, predictions
 from mipl.training.flat import FlatParameters
 from mipl.training.images import ViewLoader, has_images, on_features, soften
 from mipl.training.judging import ENOUGH, failed
@@ -51,9 +51,9 @@ def train(
     """Train ``net`` in place and return its history, one value an epoch for each name.
 
     ``weight_on_top`` is the mean of the bags' largest weights, ``class_entropy`` the entropy of their mean, 1
-    where classes are even and 0 where all bags are given to one. ``advantage`` has one value, of the
-    warm-up's last epoch: where it says that nothing was learned (:func:`mipl.training.judging.failed`)
-    training ends there.
+    where classes are even and 0 where all bags are given to one. ``advantage`` has one value, that of the
+    warm-up's last epoch or, if smaller, of the end: where it says that nothing was learned
+    (:func:`mipl.training.judging.failed`) training ends there.
 
     Every epoch draws its randomness from a seed of its own, so that a run resumed after any epoch goes on
     exactly as if it had never stopped. ``group``: the processes and the device to train on; none: this one's
@@ -81,7 +81,7 @@ def train(
         history = training.run(bags, table, 1, last)
     if released and not failed(history):
         history = training.run(bags, table, last + 1, recipe.epochs, history)
-    net.eval()
+    judge_again(history, method, net, bags, group.device)
     with randomness(group, "finish", seed), torch.no_grad():
         method.finish(net, training.loader(bags))
     return history
@@ -130,9 +130,7 @@ class Training:
         unjudged = dataclasses.replace(self, recipe=dataclasses.replace(recipe, held_out=0.0))
         history = unjudged.run(bags, table, 1, last)
         if judged:
-            with torch.no_grad():
-                batches = BagLoader(bags, self.group.device).in_order()
-                p = torch.cat([self.method.log_proba(self.net, batch) for batch in batches]).exp().cpu()
+            p = predictions(self.method, self.net, bags, self.group.device)
             history["advantage"] = [min(starts.advantage, starts.agreement(p))]
         return history, table
 
