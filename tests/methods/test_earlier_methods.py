@@ -410,8 +410,8 @@ def test_the_published_settings_are_as_the_authors_have_them():
         (0.01, 1e-3, 500, 100),
         (0.05, 1e-3, 500, 100),
     ]
-    assert demipl("birdsong-mipl", 3) == (0.01, 1e-3, 500, 100)
-    assert demipl("c-row", None) == (0.01, 1e-3, 500, 200)
+    assert demipl("birdsong-mipl", 3) == (0.01, 1e-4, 500, 100)
+    assert demipl("c-row", None) == (0.01, 1e-4, 500, 200)
 
     def elimipl(dataset, r):
         return published("elimipl", dataset, r, "lr", "inhibition", "sparsity", "width")
@@ -456,7 +456,14 @@ def test_under_the_stable_recipe_only_weights_of_the_loss_are_the_authors(name):
         wanted = METHODS[name].cls.recommended("stable", dataset, r)
         shared = {} if name == "promipl" else AttentionMethod.recommended("stable", dataset, r)
         assert shared.items() <= wanted.items()
-        assert set(wanted) - set(shared) <= {"inhibition", "sparsity", "margin_weight", "warmup"}
+        given = set(wanted) - set(shared) - {"image_lr"}
+        assert given <= {"entropy_weight", "inhibition", "sparsity", "margin_weight", "warmup"}
+        # with a sigmoid head convolutions stay: by the rate, or by a training without a warm-up
+        stay = {
+            "promipl": ("warmup", 0.0),
+            **dict.fromkeys(("demipl", "elimipl", "miplma"), ("image_lr", 0.0)),
+        }
+        assert name not in stay or stay[name] in wanted.items()
     assert make_classifier("promipl").parts()[0].tau_decay == 1.0
     assert make_classifier("elimipl").parts({"dataset": "mnist-mipl", "r": 3})[0].sparsity == 0.1
     assert make_classifier("elimipl", sparsity=2.0).parts({"dataset": "mnist-mipl", "r": 3})[0].sparsity == 2

@@ -204,6 +204,9 @@ def paper_width(dataset: str) -> int:
 METHODS: Registry[Method] = Registry("method")
 # How DEMIPL, ELIMIPL, MIPLMA and ProMIPL were published; each runs with the other head and order too.
 EARLIER = {"head": "sigmoid", "update": "after"}
+# Where all layers of an image encoder are trained at once, with AdamW's steps of one size, sigmoid heads come
+# to be saturated, with one answer for all bags: with them convolutions stay as they learned from images.
+SATURATING = {"image_lr": 0.0}
 CDL_PAPER = (
     "Wei Tang, Yin-Fang Yang, Weijia Zhang, Min-Ling Zhang: "
     "Calibratable Disambiguation Loss for Multi-Instance Partial-Label Learning."
