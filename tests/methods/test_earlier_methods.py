@@ -456,7 +456,7 @@ def test_under_the_stable_recipe_only_weights_of_the_loss_are_the_authors(name):
         wanted = METHODS[name].cls.recommended("stable", dataset, r)
         shared = {} if name == "promipl" else AttentionMethod.recommended("stable", dataset, r)
         assert shared.items() <= wanted.items()
-        given = set(wanted) - set(shared) - {"image_lr"}
+        given = set(wanted) - set(shared) - {"image_lr", "lr"}
         assert given <= {"entropy_weight", "inhibition", "sparsity", "margin_weight", "warmup"}
         # with a sigmoid head convolutions stay: by the rate, or by a training without a warm-up
         stay = {

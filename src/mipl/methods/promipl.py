@@ -71,8 +71,9 @@ class ProMIPL(AttentionMethod):
         """
         if recipe != "paper":
             # Its weights are the generative network's and not the classifier's: a start with w = p̃ would
-            # follow noise. τ has no course, as the others on MAM have it: it is fixed.
-            return {"warmup": 0.0}
+            # follow noise; and at the rate for others its two networks run away with them, in some runs for
+            # good. τ has no course, as the others on MAM have it: it is fixed.
+            return {"warmup": 0.0, "lr": 1e-3}
         lr = {1: 0.005, 2: 0.005, 3: 0.0085}.get(r or 0, 0.01) if dataset == "mnist-mipl" else 0.01
         return {"lr": lr, "rate": "constant", "width": paper_width(dataset)}
 
