@@ -48,7 +48,8 @@ class PseudoLabels:
             self._cell = member * (k + 1) + size  # (m,) the place of a bag's trust
             self._evidence = self.weights.new_full((m,), torch.nan)  # log P(S | truth in S) / P(S | not)
             start = START if self.estimated else float(trust)
-            self.memory["trust"] = self.weights.new_full((members, k + 1), start)  # by member and |S|
+            # by member and |S|; in double precision, since 1 − trust matters where it is small
+            self.memory["trust"] = self.weights.new_full((members, k + 1), start, dtype=torch.float64)
             outside = ~candidates / (k - size).clamp(min=1)[:, None]
             self.weights = start * self.weights + (1.0 - start) * outside
             self.weights /= self.weights.sum(dim=1, keepdim=True)  # S = Y has nothing outside
