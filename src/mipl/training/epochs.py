@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from mipl.data.bags import Bags
-from mipl.data.batch import BagBatch, BagLoader
+from mipl.data.batch import BagBatch
 from mipl.data.candidates import IntArray
 from mipl.errors import TrainingError
 from mipl.methods.base import Clock, Method
 from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for
 from mipl.training.flat import FlatParameters
-from mipl.training.judging import advantage, evened_prior, failed, fits, held_out_bags
+from mipl.training.judging import advantage, evened_prior, fits, held_out_bags
 from mipl.training.parallel import Alone, randomness
 from mipl.training.recipes import Recipe, ambiguity
 
@@ -40,26 +40,6 @@ class Loader(Protocol):
         without: IntArray | None = None,
     ) -> Iterator[BagBatch]:
         """Yield every bag once, shuffled, but those left out."""
-
-
-def predictions(method: Method, net: nn.Module, bags: Bags, device: torch.device) -> Tensor:
-    """Return probabilities (m, k) of all bags, on the CPU."""
-    net.eval()
-    with torch.no_grad():
-        batches = BagLoader(bags, device).in_order()
-        return torch.cat([method.log_proba(net, batch) for batch in batches]).exp().cpu()
-
-
-def judge_again(history: History, method: Method, net: nn.Module, bags: Bags, device: torch.device) -> None:
-    """Lower the advantage in ``history`` to that on the bags trained on, if this is smaller.
-
-    It never is, unless the network has lost after the warm-up what it had learned: one answer for all bags,
-    the end of a sigmoid head that is saturated, has none.
-    """
-    if "advantage" in history and not failed(history):
-        sets = torch.tensor(bags.candidates)
-        own = fits(predictions(method, net, bags, device), sets, sets)
-        history["advantage"] = [min(*history["advantage"], advantage(*own.sum(dim=1).tolist()))]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,12 @@ import math
 import numpy as np
 import torch
 from scipy.stats import chi2
-from torch import Tensor
+from torch import Tensor, nn
 
+from mipl.data.bags import Bags
+from mipl.data.batch import BagLoader
 from mipl.data.candidates import BoolArray, IntArray
+from mipl.methods.base import Method
 from mipl.seeding import rng_for
 
 FEWEST = 100  # bags: of fewer, those held out say nothing
@@ -92,3 +95,25 @@ def advantage(total: float, variance: float) -> float:
 def failed(history: dict[str, list[float]]) -> bool:
     """Return whether a training was judged, and found to have learned nothing."""
     return "advantage" in history and history["advantage"][-1] < ENOUGH
+
+
+def predictions(method: Method, net: nn.Module, bags: Bags, device: torch.device) -> Tensor:
+    """Return probabilities (m, k) of all bags, on the CPU."""
+    net.eval()
+    with torch.no_grad():
+        batches = BagLoader(bags, device).in_order()
+        return torch.cat([method.log_proba(net, batch) for batch in batches]).exp().cpu()
+
+
+def judge_again(
+    history: dict[str, list[float]], method: Method, net: nn.Module, bags: Bags, device: torch.device
+) -> None:
+    """Lower the advantage in ``history`` to that on the bags trained on, if this is smaller.
+
+    It never is, unless the network has lost after the warm-up what it had learned: one answer for all bags,
+    the end of a sigmoid head that is saturated, has none.
+    """
+    if "advantage" in history and not failed(history):
+        sets = torch.tensor(bags.candidates)
+        own = fits(predictions(method, net, bags, device), sets, sets)
+        history["advantage"] = [min(*history["advantage"], advantage(*own.sum(dim=1).tolist()))]

@@ -16,8 +16,9 @@ from mipl.data.candidates import IntArray
 from mipl.methods.base import Method
 from mipl.nn.members import Members, can_be_member, layer_parameters
 from mipl.nn.network import BagNetwork
-from mipl.training.epochs import History, Loop, judge_again
+from mipl.training.epochs import History, Loop
 from mipl.training.flat import FlatParameters
+from mipl.training.judging import judge_again
 from mipl.training.parallel import Alone
 from mipl.training.progress import Report
 from mipl.training.recipes import Recipe

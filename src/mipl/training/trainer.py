@@ -16,10 +16,10 @@ from mipl.errors import SettingError
 from mipl.methods.base import Method
 from mipl.pseudo_labels import PseudoLabels
 from mipl.training.checkpoint import last_epoch, load_checkpoint, save_checkpoint
-from mipl.training.epochs import History, Loop, judge_again, predictions
+from mipl.training.epochs import History, Loop
 from mipl.training.flat import FlatParameters
 from mipl.training.images import ViewLoader, has_images, on_features, soften
-from mipl.training.judging import ENOUGH, failed
+from mipl.training.judging import ENOUGH, failed, judge_again, predictions
 from mipl.training.parallel import Alone, randomness
 from mipl.training.progress import Report
 from mipl.training.recipes import Recipe
