@@ -44,7 +44,11 @@ from pages import filled
 REPO = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = REPO / "results" / "recipe.json", REPO / "docs" / "training.md"
 SIX = [f"{attention}-{competitor}" for attention in ("dam", "sam", "mam") for competitor in ("cc", "cn")]
-CELLS = [(dataset, r) for dataset in ("digits-mipl", "fmnist-mipl", "birdsong-mipl") for r in (1, 3)]
+CELLS: list[tuple[str, int | None]] = [
+    *((dataset, r) for dataset in ("digits-mipl", "fmnist-mipl", "birdsong-mipl") for r in (1, 3)),
+    ("crc5-kmeans", None),
+]
+ABLATED = {"accuracy": "accuracy", "ece": "expected_calibration_error"}  # column, and the record's name
 OUT: dict[str, dict[str, Any]] = {  # an ingredient, and what is given where it is out
     "nothing": {},
     "`warmup`": {"warmup": 0.0},
@@ -69,13 +73,13 @@ SKEWED = np.round(np.geomspace(100, 10, 13)).astype(int)  # bags a class
 
 
 def ablation(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return for every ingredient and cell the mean accuracy without it, and with all on the same runs."""
-    found: dict[tuple[Any, ...], float] = {}
+    """Return for every ingredient and cell accuracy and ECE without it, and the change on the same runs."""
+    found: dict[tuple[Any, ...], list[float]] = {}
     for record in records:
         spec, given = record.spec, record.info.get("given", {})
         if spec["recipe"] == "stable" and spec["method"] in SIX and record.share == 1 and is_present(record):
             key = (spec["dataset"], spec["r"], json.dumps(given, sort_keys=True))
-            found[*key, spec["method"], spec["split"]] = record.metrics["accuracy"]
+            found[*key, spec["method"], spec["split"]] = [record.metrics[name] for name in ABLATED.values()]
     rows = []
     for name, given in OUT.items():
         for cell in CELLS:
@@ -83,15 +87,17 @@ def ablation(records: Sequence[Record]) -> list[dict[str, Any]]:
             runs = [key[3:] for key in found if key[:3] == without]
             both = [run for run in runs if (*cell, "{}", *run) in found]
             if both:
-                own = np.array([found[*without, *run] for run in both])
-                whole = np.array([found[*cell, "{}", *run] for run in both])
-                rows.append(
-                    {
-                        "out": name, "dataset": cell[0], "r": cell[1], "runs": len(both),
-                        "accuracy": float(own.mean()), "worst": float(own.min()),
-                        "change": float((own - whole).mean()), "error": _error(own - whole),
+                own = np.array([found[*without, *run] for run in both])  # (runs, 2)
+                change = own - np.array([found[*cell, "{}", *run] for run in both])
+                row = {"out": name, "dataset": cell[0], "r": cell[1], "runs": len(both)}
+                for column, metric in enumerate(ABLATED):
+                    row[metric] = {
+                        "mean": float(own[:, column].mean()),
+                        "worst": float((own.max if metric == "ece" else own.min)(axis=0)[column]),
+                        "change": float(change[:, column].mean()),
+                        "error": _error(change[:, column]),
                     }
-                )  # fmt: skip
+                rows.append(row)
     return rows
 
 
@@ -241,13 +247,15 @@ def opened(dataset: str, r: int, raw: Path) -> Bags:
 
 def tables(found: dict[str, Any]) -> dict[str, str]:
     """Return the tables of docs/training.md in Markdown, by the name of their place."""
-    heads = [f"{dataset} r = {r}" for dataset, r in CELLS]
-    without = [f"| out | {' | '.join(heads)} |", "|---" * (1 + len(CELLS)) + "|"]
+    heads = [dataset if r is None else f"{dataset} r = {r}" for dataset, r in CELLS]
     cells = {(row["out"], row["dataset"], row["r"]): row for row in found["ablation"]}
-    for name in OUT:
-        line = [_change(cells.get((name, *cell)), name == "nothing") for cell in CELLS]
-        if set(line) != {"–"}:
-            without.append(f"| {name} | {' | '.join(line)} |")
+    ablated: dict[str, list[str]] = {}
+    for metric in ABLATED:
+        ablated[metric] = [f"| out | {' | '.join(heads)} |", "|---" * (1 + len(CELLS)) + "|"]
+        for name in OUT:
+            line = [_change(cells.get((name, *cell)), metric, name == "nothing") for cell in CELLS]
+            if set(line) != {"–"}:
+                ablated[metric].append(f"| {name} | {' | '.join(line)} |")
     fallen = [
         "| recipe | data set | r | methods | bags a step | runs | one answer | a class lost | warned | "
         "accuracy, mean and worst |",
@@ -294,7 +302,8 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
         f"{_percent(row['without'])} | {100 * row['change']:+.1f} ± {100 * row['error']:.1f} |"
         for row in found["skew"]
     ]
-    made = {"ablation": without, "collapses": fallen, "cost": price, "noise": noisy, "skew": skewed}
+    made = {f"ablation of {metric}": lines for metric, lines in ablated.items()}
+    made |= {"collapses": fallen, "cost": price, "noise": noisy, "skew": skewed}
     return {name: "\n".join(lines) for name, lines in made.items()}
 
 
@@ -302,12 +311,13 @@ def _error(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
-def _change(row: dict[str, Any] | None, whole: bool) -> str:
+def _change(row: dict[str, Any] | None, metric: str, whole: bool) -> str:
     if row is None:
         return "–"
+    own = row[metric]
     if whole:
-        return f"{_percent(row['accuracy'])} ({row['runs']} runs, worst {_percent(row['worst'])})"
-    return f"{100 * row['change']:+.1f} ± {100 * row['error']:.1f} (worst {_percent(row['worst'])})"
+        return f"{_percent(own['mean'])} ({row['runs']} runs, worst {_percent(own['worst'])})"
+    return f"{100 * own['change']:+.1f} ± {100 * own['error']:.1f} (worst {_percent(own['worst'])})"
 
 
 def _percent(value: float) -> str:
