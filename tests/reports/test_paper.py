@@ -89,6 +89,20 @@ def test_a_cell_has_ours_the_gain_the_papers_and_the_difference(birds):
     assert "94.87±1.55" in table.rows[0][1].below
 
 
+def test_a_gain_is_over_the_splits_that_both_methods_have(tmp_path):
+    ours, base = Want("birdsong-mipl", 1, "dam-cn"), Want("birdsong-mipl", 1, "demipl")
+    for split in (1, 2, 3):
+        record(tmp_path, "birdsong-mipl", 1, "dam-cn", split)
+    assert Runs(Store(tmp_path)).gain(ours, base, "accuracy") is None
+    for split in (2, 3, 4):
+        record(tmp_path, "birdsong-mipl", 1, "demipl", split)
+    found = {(r.spec["method"], r.spec["split"]): r.metrics for r in Store(tmp_path)}
+    for metric, name, sign in (("accuracy", "accuracy", 1), ("ece", "expected_calibration_error", -1)):
+        both = [found["dam-cn", split][name] - found["demipl", split][name] for split in (2, 3)]
+        gained = Runs(Store(tmp_path)).gain(ours, base, metric)
+        assert gained == pytest.approx(sign * 100 * np.mean(both))
+
+
 def test_empty_cells_name_their_command_and_filled_ones_their_records(birds):
     product = draw("table4", birds)
     for value in (value for table in product.tables for value in table.values):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -117,8 +117,9 @@ def result_table(runs: Runs, caption: str, sets: Sets, variants: Sequence[Varian
         header.append(set_title(each[0], None if one_r else each[1]) + mark_of(records))
         for row, variant in zip(rows, variants, strict=True):
             want, mean = Want(*each, *variant), means[each, variant]
-            base = baseline_of(variant[0])
-            gained = _gain(mean, means.get((each, (base, variant[1]))) if base else None, metric)
+            base, gained = baseline_of(variant[0]), None
+            if base is not None and (each, (base, variant[1])) in means:
+                gained = runs.gain(want, replace(want, method=base), metric)
             row.append(cell_of(mean, gained, printed(want, metric), best, len(runs.splits), metric))
             values.append(value_of(runs, want, metric, mean, gained))
     return Table(caption, header, rows, values)
@@ -150,12 +151,6 @@ def _arrow(gained: float, metric: str) -> str:
     if float(amount) == 0:
         return amount
     return amount + ("↑" if (gained > 0) == (metric == "accuracy") else "↓")
-
-
-def _gain(mean: Mean | None, base: Mean | None, metric: str) -> float | None:
-    if mean is None or base is None:
-        return None
-    return mean.mean - base.mean if metric == "accuracy" else base.mean - mean.mean
 
 
 def value_of(runs: Runs, want: Want, metric: str, mean: Mean | None, gained: float | None) -> dict[str, Any]:
@@ -193,8 +188,8 @@ def notes_of(runs: Runs, *, first: bool = False) -> list[str]:
         kinds = " or ".join(sorted({record.spec["splits"] for record in used}, reverse=True))
         notes.append(
             f"Mean ± standard deviation in percent over up to {len(runs.splits)} {kinds} 7:3 splits "
-            "(n where there are others); Δ is ours minus the paper's; "
-            f"recipe “{runs.recipe}”."
+            "(n where there are others); Δ is ours minus the paper's, a gain the mean over the splits that "
+            f"both methods have; recipe “{runs.recipe}”."
         )
     marks = {mark_of([record]) for record in used}
     if "†" in marks:
@@ -259,19 +254,15 @@ def draw_head_vs_loss(item: Item, name: str, runs: Runs) -> Product:
             for method in (base, f"{attention}-mdl", f"{attention}-cc", f"{attention}-cn"):
                 row = [Cell(method_title(method))]
                 for metric in ("accuracy", "ece"):
-                    pair = [
-                        runs.mean(Want(*each, method, heads(method, h)), metric)
-                        for h in ("sigmoid", "linear")
-                    ]
+                    pair = {h: Want(*each, method, heads(method, h)) for h in ("sigmoid", "linear")}
                     own = printed(Want(*each, method), metric)
-                    for head, mean in zip(("sigmoid", "linear"), pair, strict=True):
+                    for head, want in pair.items():
                         # the paper ran the earlier methods with the one head and its own with the other
                         paper = own if head == ("sigmoid" if method == base else "linear") else None
+                        mean = runs.mean(want, metric)
                         row.append(cell_of(mean, None, paper, None, len(runs.splits), metric))
-                        values.append(
-                            value_of(runs, Want(*each, method, heads(method, head)), metric, mean, None)
-                        )
-                    gained = _gain(pair[1], pair[0], metric)
+                        values.append(value_of(runs, want, metric, mean, None))
+                    gained = runs.gain(pair["linear"], pair["sigmoid"], metric)
                     row.append(Cell("–" if gained is None else f"{gained:+.2f}".replace("-", "−")))
                 rows.append(row)
         header = [

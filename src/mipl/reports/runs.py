@@ -116,6 +116,24 @@ class Runs:
             float(values.mean()), float(values.std(ddof=1)) if len(found) > 1 else math.nan, len(found)
         )
 
+    def gain(self, want: Want, base: Want, metric: str) -> float | None:
+        """Return how much better the runs of ``want`` are, in points, on the splits that ``base`` has too."""
+        ours, theirs = (
+            {
+                tuple(record.spec[name] for name in ("data_digest", "splits", "split")): record
+                for record in self.of(each)
+            }
+            for each in (want, base)
+        )
+        changes = [
+            record.metrics[METRICS[metric]] - theirs[split].metrics[METRICS[metric]]
+            for split, record in ours.items()
+            if split in theirs
+        ]
+        if not changes:
+            return None
+        return 100 * float(np.mean(changes)) * (1 if metric == "accuracy" else -1)
+
     def predictions(self, want: Want) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
         """Return probabilities (m, k) and labels (m,) of the test bags of all splits together."""
         found = self.of(want)
