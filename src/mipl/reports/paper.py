@@ -56,15 +56,19 @@ class Item:
     shares: tuple[float, ...] = (1.0,)  # of the training bags
     extras: tuple[str, ...] = ()  # that the records of the first split must hold
     first: bool = False  # whether that split is enough
+    once: tuple[Variant, ...] = ()  # variants of which it is
 
     def wants(self, quick: bool = False) -> list[Want]:
         """Return the runs it needs: on the embedded data, or on the paper's sets and their stand-ins."""
         sets = self.quick_sets if quick else (*self.sets, *self.stand_ins(), *self.others)
         return [
-            Want(*each, *variant, share, self.extras, self.first)
-            for each in sets
-            for variant in self.variants
-            for share in self.shares
+            *(
+                Want(*each, *variant, share, self.extras, self.first)
+                for each in sets
+                for variant in self.variants
+                for share in self.shares
+            ),
+            *(Want(*each, *variant, 1.0, self.extras, True) for each in sets for variant in self.once),
         ]
 
     def stand_ins(self) -> Sets:
