@@ -29,9 +29,10 @@ def run(
         "dataset": dataset, "r": r, "method": method, "recipe": name, "split": split,
         "hyper_parameters": in_force(parts[0]), "recipe_settings": in_force(parts[1]),
     }  # fmt: skip
+    right = float((answers == LABELS).mean())
     info = {
-        "spec": spec, "given": given, "metrics": {"accuracy": float((answers == LABELS).mean())},
-        "seconds": {"fit_processor": seconds},
+        "spec": spec, "given": given, "seconds": {"fit_processor": seconds},
+        "metrics": {"accuracy": right, "expected_calibration_error": 1.0 - right},  # sure of every answer
     }  # fmt: skip
     return Record(info, {"probabilities": np.eye(K)[answers], "labels": LABELS})
 
@@ -54,7 +55,11 @@ def test_an_ingredient_is_compared_on_the_same_runs():
     rows = {row["out"]: row for row in recipe.ablation(records)}
     assert rows["nothing"]["runs"] == 2
     assert rows["`balance`"]["runs"] == 1  # split 9 has no run with everything
-    assert abs(rows["`balance`"]["change"] + 0.3) < 1e-9
+    assert abs(rows["`balance`"]["accuracy"]["change"] + 0.3) < 1e-9
+    assert abs(rows["`balance`"]["ece"]["change"] - 0.3) < 1e-9
+    assert rows["`balance`"]["accuracy"]["worst"] == 0.7
+    assert abs(rows["`balance`"]["ece"]["worst"] - 0.3) < 1e-9
+    assert rows["nothing"]["ece"] == {"mean": 0.0, "worst": 0.0, "change": 0.0, "error": 0.0}
     assert set(rows) == {"nothing", "`balance`"}
 
 
