@@ -35,6 +35,7 @@ from mipl.estimators import fit_together
 from mipl.experiments.runner import is_present
 from mipl.metrics import expected_calibration_error
 from mipl.records.store import Record, Store
+from mipl.reports.runs import METRICS
 from mipl.seeding import rng_for
 from mipl.training.checks import MiplNotice
 from mipl.training.judging import ENOUGH
@@ -48,7 +49,6 @@ CELLS: list[tuple[str, int | None]] = [
     *((dataset, r) for dataset in ("digits-mipl", "fmnist-mipl", "birdsong-mipl") for r in (1, 3)),
     ("crc5-kmeans", None),
 ]
-ABLATED = {"accuracy": "accuracy", "ece": "expected_calibration_error"}  # column, and the record's name
 OUT: dict[str, dict[str, Any]] = {  # an ingredient, and what is given where it is out
     "nothing": {},
     "`warmup`": {"warmup": 0.0},
@@ -79,7 +79,7 @@ def ablation(records: Sequence[Record]) -> list[dict[str, Any]]:
         spec, given = record.spec, record.info.get("given", {})
         if spec["recipe"] == "stable" and spec["method"] in SIX and record.share == 1 and is_present(record):
             key = (spec["dataset"], spec["r"], json.dumps(given, sort_keys=True))
-            found[*key, spec["method"], spec["split"]] = [record.metrics[name] for name in ABLATED.values()]
+            found[*key, spec["method"], spec["split"]] = [record.metrics[name] for name in METRICS.values()]
     rows = []
     for name, given in OUT.items():
         for cell in CELLS:
@@ -90,7 +90,7 @@ def ablation(records: Sequence[Record]) -> list[dict[str, Any]]:
                 own = np.array([found[*without, *run] for run in both])  # (runs, 2)
                 change = own - np.array([found[*cell, "{}", *run] for run in both])
                 row = {"out": name, "dataset": cell[0], "r": cell[1], "runs": len(both)}
-                for column, metric in enumerate(ABLATED):
+                for column, metric in enumerate(METRICS):
                     row[metric] = {
                         "mean": float(own[:, column].mean()),
                         "worst": float((own.max if metric == "ece" else own.min)(axis=0)[column]),
@@ -250,7 +250,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     heads = [dataset if r is None else f"{dataset} r = {r}" for dataset, r in CELLS]
     cells = {(row["out"], row["dataset"], row["r"]): row for row in found["ablation"]}
     ablated: dict[str, list[str]] = {}
-    for metric in ABLATED:
+    for metric in METRICS:
         ablated[metric] = [f"| out | {' | '.join(heads)} |", "|---" * (1 + len(CELLS)) + "|"]
         for name in OUT:
             line = [_change(cells.get((name, *cell)), metric, name == "nothing") for cell in CELLS]

@@ -201,7 +201,8 @@ COST = {
     "mam-cc": (95.58, 0.13, 1870, 246.16),
     "mam-cn": (95.58, 0.13, 1870, 251.02),
 }
-MEASURES = ("FLOPs (M)", "parameters (M)", "memory (MiB)", "run time (s)", "an epoch on images (s)")
+MEASURES = ("FLOPs (M)", "parameters (M)", "memory (MiB)", "run time (s)")
+EPOCH = "an epoch (s)"
 
 
 def draw_cost(item: Item, name: str, runs: Runs) -> Product:
@@ -209,27 +210,30 @@ def draw_cost(item: Item, name: str, runs: Runs) -> Product:
     (each,) = item.drawn(runs)
     beside = each in item.sets  # a stand-in is not compared with the paper's values
     ours: dict[str, tuple[float | None, ...]] = {}
+    epochs: dict[str, float | None] = {}
     rows = []
     values: list[dict[str, Any]] = []
     for method, paper in COST.items():
         want, measured = Want(*each, method), Want(*each, method, (), 1.0, item.extras, first=True)
         # where there is no run at all, the command for all splits makes this one too
-        found = runs.of(measured, needed=bool(runs.of(want)))
-        timed = Want(*each, method, TIMED, 1.0, item.extras, first=True)
-        ours[method] = (*_costs(found), *(_times(record)[0] for record in runs.of(timed)), None)
+        ours[method] = _costs(runs.of(measured, needed=bool(runs.of(want))))
         base, row = baseline_of(method), [Cell(method_title(method))]
-        for place, form in enumerate((".2f", ".3f", ".0f", ".0f", ".2f")):
-            mine, theirs = ours[method][place], (*paper, None)[place]
-            # of run times only an epoch's says what the loss adds, since in it methods are trained alike
-            added = _added(mine, ours[base][place]) if base and place in (0, 2, 4) else ""
-            below = "" if theirs is None else f"{theirs:{'.2f' if place == 1 else form}}"
-            if base and place in (2, 4):
-                paper_added = _added(paper[min(place, 3)], COST[base][min(place, 3)])
-                below += paper_added if below else paper_added.strip(" ()")
+        for place, form in enumerate((".2f", ".3f", ".0f", ".0f")):
+            mine = ours[method][place]
+            # whole runs are of unlike work, and say nothing of what the loss adds
+            added = _added(mine, ours[base][place]) if base and place in (0, 2) else ""
+            paper_added = _added(paper[place], COST[base][place]) if base and place == 2 else ""
             shown = "–" if mine is None else f"{mine:{form}}{added}"
-            row.append(Cell(shown, below=f"paper {below}" if beside and below else ""))
-            values.append(_plain(runs, timed if place == 4 else measured, MEASURES[place], mine))
-            values[-1]["paper_mean"] = theirs if beside and theirs is not None else ""
+            below = f"paper {paper[place]:{'.2f' if place == 1 else form}}{paper_added}" if beside else ""
+            row.append(Cell(shown, below=below))
+            values.append(_plain(runs, measured, MEASURES[place], mine))
+            values[-1]["paper_mean"] = paper[place] if beside else ""
+        timed = Want(*each, method, TIMED, 1.0, item.extras, first=True)
+        epoch = epochs[method] = next((_times(record)[0] for record in runs.of(timed)), None)
+        added = _added(epoch, epochs[base]) if base else ""
+        below = f"paper {_added(paper[3], COST[base][3]).strip(' ()')}" if base and beside else ""
+        row.append(Cell("–" if epoch is None else f"{epoch:.2f}{added}", below=below))
+        values.append(_plain(runs, timed, EPOCH, epoch))
         mean = runs.mean(want, "accuracy")
         rows.append(
             [*row, cell_of(mean, None, printed(want, "accuracy"), None, len(runs.splits), "accuracy")]
@@ -243,11 +247,11 @@ def draw_cost(item: Item, name: str, runs: Runs) -> Product:
         "products and convolutions in predicting a bag of mean size; memory is the process's peak, with the "
         "libraries and the data, where the paper has a GPU's; run time is the processor's, of one thread, "
         "for training and prediction; the recipe trains convolutions of the six and not of the earlier "
-        "three. An epoch on images is the median of Fig. A7's on all training bags, in which methods are "
-        "trained alike; below it what the paper's run times have. In brackets: what CDL adds to its "
+        "three. An epoch is the median of Fig. A7's on all training bags, in which methods are trained "
+        "alike; below it what the paper's run times have. In brackets: what CDL adds to its "
         "baseline.",
     ]
-    table = Table(caption, ["method", *MEASURES, "accuracy (%)"], rows, values)
+    table = Table(caption, ["method", *MEASURES, EPOCH, "accuracy (%)"], rows, values)
     return Product(item.title, [table], None, notes, runs)
 
 
