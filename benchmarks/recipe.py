@@ -59,6 +59,7 @@ OUT: dict[str, dict[str, Any]] = {  # an ingredient, and what is given where it 
     "`components`: 256 for all sets": {"components": 256},
     "`starts`": {"starts": 0},
     "`image_lr` (convolutions stay)": {"image_lr": 0.0},
+    "`image_average` (the last network)": {"image_average": 0.0},
     "`views`": {"views": 0.0},
     "`image_tau`": {"image_tau": 0.0},
     "`held_out` (and the second attempt)": {"held_out": 0.0},

@@ -119,7 +119,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         wanted = entry.cls.recommended(self.recipe, str(origin.get("dataset", "")), origin.get("r"))
         given = {**wanted, **self._settings()}
         method = entry.make(**{n: v for n, v in given.items() if n not in recipe_names})
-        return method, make_recipe(self.recipe, **{n: v for n, v in given.items() if n in recipe_names})
+        recipe = make_recipe(self.recipe, **{n: v for n, v in given.items() if n in recipe_names})
+        return method, recipe.in_effect()
 
     # ---- training ----------------------------------------------------------------------------------
 

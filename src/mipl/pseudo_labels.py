@@ -54,12 +54,12 @@ class PseudoLabels:
             self.weights = start * self.weights + (1.0 - start) * outside
             self.weights /= self.weights.sum(dim=1, keepdim=True)  # S = Y has nothing outside
 
-    def update(self, index: Tensor, logits: Tensor, alpha: float, *, prior: bool = False) -> Tensor:
+    def update(self, index: Tensor, logits: Tensor, alpha: float) -> Tensor:
         """Set w ← α w + (1 − α) p̃ (Eq. 15) for the bags at ``index`` (b,) and return it (b, k), detached.
 
-        p̃ leans as :meth:`even_out` has it. ``prior``: and is in proportion to the initial weights, where such
-        were given (for example from votes). With α = 0 the loss is then the likelihood of the set, Σ_S w⁰ p,
-        so weighted.
+        Until :meth:`let_go`, p̃ leans as :meth:`even_out` has it and is in proportion to the initial weights,
+        where such were given (for example from votes): with α = 0 the loss is then the likelihood of the set,
+        Σ_S w⁰ p, so weighted.
         """
         weights = self.weights[index]
         if alpha < 1.0:
@@ -69,10 +69,10 @@ class PseudoLabels:
                     lean = self.memory["lean"]
                     logits = logits + lean[index // (len(self.weights) // len(lean))]
                 scores = logits
-                if prior and self.log_prior is not None:
+                if self.log_prior is not None:
                     scores = scores + self.log_prior[index]
                 if "trust" in self.memory:
-                    predicted = self._posterior(index, scores, logits, prior)
+                    predicted = self._posterior(index, scores, logits)
                 else:
                     predicted = candidate_log_softmax(scores, self.candidates[index]).exp()
                 weights = alpha * weights + (1.0 - alpha) * predicted.to(weights)
@@ -90,19 +90,20 @@ class PseudoLabels:
         self.memory["mean"] = mean = mean + FADED * (shares - mean)
         self.memory["lean"] = strength * (prior.clamp(min=1e-6) / mean.clamp(min=1e-6)).log()
 
-    def lean_no_more(self) -> None:
+    def let_go(self) -> None:
         """Take predictions as they are, from here on."""
+        self.log_prior = None
         self.memory.pop("lean", None)
         self.memory.pop("mean", None)
 
-    def _posterior(self, index: Tensor, scores: Tensor, logits: Tensor, prior: bool) -> Tensor:
+    def _posterior(self, index: Tensor, scores: Tensor, logits: Tensor) -> Tensor:
         """Return p a / Σ p a (b, k), ``scores`` counting inside the sets and ``logits`` outside.
 
         Up to a factor, a is 1 inside (with votes w⁰, which scores have) and ``odds`` outside.
         """
         inside, size = self.candidates[index], self._size[index]
         trust = self.memory["trust"].flatten()[self._cell[index]]
-        spread = torch.ones_like(size) if prior and self.log_prior is not None else size
+        spread = size if self.log_prior is None else torch.ones_like(size)
         odds = (spread / (self.candidates.shape[1] - size).clamp(min=1)).log().to(scores)
         within = scores.masked_fill(~inside, -torch.inf).logsumexp(dim=1)
         beyond = logits.masked_fill(inside, -torch.inf).logsumexp(dim=1) + odds  # −inf where S = Y

@@ -59,12 +59,31 @@ def test_a_run_on_vectors_does_not_name_what_is_for_images(source, tmp_path):
     images = job(source, tmp_path)
     vectors = dataclasses.replace(images, vectors=True)
     named, rest = images.spec.recipe_settings, vectors.spec.recipe_settings
-    assert named.keys() - rest.keys() == {"pretrain", "starts", "image_lr", "views", "image_tau"}
+    assert named.keys() - rest.keys() == {
+        "pretrain", "starts", "image_lr", "image_average", "views", "image_tau"
+    }  # fmt: skip
     other = job(source, tmp_path, starts=3)
     assert dataclasses.replace(other, vectors=True).spec.hash == vectors.spec.hash
     assert other.spec.hash != images.spec.hash
     run([vectors])
     assert is_present(Store(tmp_path).get(vectors.spec))
+
+
+LATER = {"image_lr", "image_average", "views"}  # after the warm-up, where convolutions are trained
+
+
+@pytest.mark.parametrize(
+    ("given", "idle"),
+    [
+        ({"pretrain": 0}, {"pretrain", "starts", "image_tau"} | LATER),
+        ({"image_lr": 0.0}, LATER),
+        ({"warmup": 0.0}, LATER),
+        ({"head": "sigmoid"}, set()),
+    ],
+)
+def test_a_run_does_not_name_what_its_other_settings_leave_without_effect(source, tmp_path, given, idle):
+    all_named, named = (job(source, tmp_path, **some).spec.recipe_settings for some in ({}, given))
+    assert all_named.keys() - named.keys() == idle
 
 
 def test_a_record_is_what_the_estimator_gives(source, tmp_path):

@@ -79,14 +79,15 @@ def test_with_a_prior_the_prediction_is_weighed_by_the_initial_weights(m, k, alp
     initial = (initial / initial.sum(axis=1, keepdims=True)).astype(np.float32)
     logits = 2 * rng.standard_normal((m, k))
     table = table_of(S, initial)
-    table.update(torch.arange(m), torch.tensor(logits), alpha, prior=True)
+    table.update(torch.arange(m), torch.tensor(logits), alpha)
     for i in range(m):
         p = initial[i].astype(float) * np.exp(logits[i])
         expected = alpha * initial[i] + (1 - alpha) * p / p.sum()
         np.testing.assert_allclose(table.weights[i], expected, atol=1e-5)
-    uniform = table_of(S)
-    uniform.update(torch.arange(m), torch.tensor(logits), 0.0, prior=True)  # nothing given: no prior
-    np.testing.assert_allclose(uniform.weights, predicted(logits, S), atol=1e-5)
+    table.let_go()
+    for without in (table, table_of(S)):
+        without.update(torch.arange(m), torch.tensor(logits), 0.0)
+        np.testing.assert_allclose(without.weights, predicted(logits, S), atol=1e-5)
 
 
 @given(members=st.integers(1, 3), k=st.integers(2, 6), steps=st.integers(1, 40), seed=SEEDS)
@@ -103,11 +104,11 @@ def test_the_weights_lean_to_classes_below_their_share_until_told_not_to(members
         table.even_out(torch.tensor(shares), torch.tensor(prior), torch.tensor(strength))
     logits = rng.standard_normal((4 * members, k))
     leaning = logits + np.repeat(strength * np.log(prior / mean), 4, axis=0)
-    table.update(torch.arange(4 * members), torch.tensor(logits), 0.0, prior=True)
+    table.update(torch.arange(4 * members), torch.tensor(logits), 0.0)
     np.testing.assert_allclose(table.weights, predicted(leaning, S), atol=1e-5)
     table.update(torch.arange(4 * members), torch.tensor(-logits), 0.0)
     np.testing.assert_allclose(table.weights, predicted(leaning - 2 * logits, S), atol=1e-5)
-    table.lean_no_more()
+    table.let_go()
     table.update(torch.arange(4 * members), torch.tensor(logits), 0.0)
     np.testing.assert_allclose(table.weights, predicted(logits, S), atol=1e-5)
 
@@ -116,10 +117,10 @@ def test_a_class_that_took_all_loses_what_it_has_too_much():
     """From a network that gives every bag with both candidates to one class, half of them come back."""
     table = table_of(np.ones((40, 2), dtype=bool))
     logits, index = torch.tensor([[3.0, 0.0]]).expand(40, 2), torch.arange(40)
-    table.update(index, logits, 0.0, prior=True)
+    table.update(index, logits, 0.0)
     assert table.weights[:, 0].mean() > 0.9
     for _ in range(200):
-        table.update(index, logits, 0.0, prior=True)
+        table.update(index, logits, 0.0)
         shares = table.weights.mean(dim=0, keepdim=True)
         table.even_out(shares, torch.tensor([[0.5, 0.5]]), torch.tensor([[0.75]]))
     # w/(1 − w) = e³ ((1 − w)/w)^0.75 where it rests
@@ -138,6 +139,7 @@ def test_update_equals_equation_15_and_spares_the_other_bags(m, k, alpha, seed):
     initial = (rng.random((m, k)) + 0.1) * S
     initial /= initial.sum(axis=1, keepdims=True)
     table = table_of(S, initial)
+    table.let_go()
     before = table.weights.clone()
     index = rng.permutation(m)[: rng.integers(1, m + 1)]
     logits = 3 * rng.standard_normal((len(index), k))
@@ -173,6 +175,7 @@ def test_what_is_returned_is_not_a_view_of_the_table():
 def test_alpha_0_takes_the_prediction_alone():
     S = np.array([[True, True, False]])
     table = table_of(S, np.array([[1.0, 0.0, 0.0]]))
+    table.let_go()
     logits = np.array([[0.0, 2.0, 50.0]])
     returned = table.update(torch.tensor([0]), torch.tensor(logits), alpha=0.0)
     np.testing.assert_allclose(returned.numpy(), predicted(logits, S), atol=1e-6)
@@ -245,6 +248,7 @@ def test_margins_between_candidates_follow_lemma_1(epochs, seed):
     initial = (rng.random((m, k)) + 0.1) * S
     initial /= initial.sum(axis=1, keepdims=True)
     table = table_of(S, initial)
+    table.let_go()
     history, alphas = [], []
     for t in range(2, epochs + 1):
         logits = 3 * rng.standard_normal((m, k))

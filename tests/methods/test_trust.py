@@ -57,8 +57,9 @@ def test_weights_are_the_posterior_over_all_classes(data, trust, voted):
     np.testing.assert_allclose(
         table.weights, posterior(0 * logits, S, trust, votes if voted else None), atol=1e-5
     )
-    weights = table.update(index, torch.tensor(logits), 0.0, prior=True)
+    weights = table.update(index, torch.tensor(logits), 0.0)
     np.testing.assert_allclose(weights, posterior(logits, S, trust, votes if voted else None), atol=1e-5)
+    table.let_go()
     weights = table.update(index, torch.tensor(logits), 0.0)  # after the warm-up the votes are in w alone
     np.testing.assert_allclose(weights, posterior(logits, S, trust), atol=1e-5)
 
@@ -70,7 +71,7 @@ def test_full_trust_is_the_plain_table_bit_for_bit(data, alpha):
     for initial in (None, torch.tensor(votes)):
         plain, full = PseudoLabels(torch.tensor(S), initial), PseudoLabels(torch.tensor(S), initial, 1.0)
         for table in (plain, full):
-            table.update(torch.arange(len(S)), torch.tensor(logits), alpha, prior=True)
+            table.update(torch.arange(len(S)), torch.tensor(logits), alpha)
         assert torch.equal(plain.weights, full.weights)
         assert not full.memory
         assert full.settle(lambda tensors: None, warming=True) == []

@@ -184,7 +184,22 @@ def test_the_convolutions_go_on_with_images_after_the_warm_up_or_stay(bags, imag
         assert seen[3] is seen[4] is None
 
 
-@pytest.mark.parametrize("last", [1, 2, 3])  # within the warm-up, at its end, on images
+@pytest.mark.parametrize(("share", "counted"), [(0.0, [6]), (0.5, [5, 6]), (1.0, [3, 4, 5, 6])])
+def test_the_network_is_the_mean_of_its_last_epochs_on_images(bags, share, counted):
+    recipe = make_recipe("stable", epochs=6, warmup=0.34, pretrain=2, components=8, image_average=share)
+    net, seen = network(bags, "mam-cn"), {}
+
+    def look(done, note=""):
+        seen[done] = {name: value.double().clone() for name, value in net.state_dict().items()}
+
+    train(METHODS["mam-cn"].make(), net, bags, recipe, 0, report=look)
+    for name, value in net.state_dict().items():
+        each = torch.stack([seen[epoch][name] for epoch in counted])
+        wanted = each.mean(dim=0) if name in dict(net.named_parameters()) else each[-1]  # a temperature
+        torch.testing.assert_close(value.double(), wanted, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 4])  # within the warm-up, at its end, on images, in the mean
 def test_training_on_images_goes_on_where_it_stopped(bags, tmp_path, last):
     class StopError(Exception):
         pass

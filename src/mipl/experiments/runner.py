@@ -78,7 +78,7 @@ class Job:
             method=self.method,
             recipe=classifier.recipe,
             hyper_parameters=in_force(method),
-            recipe_settings=in_force(recipe.on_vectors() if self.vectors else recipe),
+            recipe_settings=in_force(recipe.in_effect(vectors=self.vectors)),
             split=self.split,
             splits=self.splits,
             seed=self.seed,
@@ -217,7 +217,7 @@ def is_present(record: Record) -> bool:
         return False  # a setting that is no more
     if restored(type(method), spec["hyper_parameters"]) != method:
         return False
-    return restored(Recipe, spec["recipe_settings"]) in (recipe, recipe.on_vectors())
+    return restored(Recipe, spec["recipe_settings"]) in (recipe, recipe.in_effect(vectors=True))
 
 
 def split_of(bags: Bags, job: Job) -> Split:

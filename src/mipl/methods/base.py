@@ -179,13 +179,12 @@ class AttentionMethod(Method):
         """Move the bags' weights towards ``logits`` (b, k) by Eq. 15; return those of the loss (b, k).
 
         These are the moved ones, or with ``update="after"`` those of the epoch before, which the loss of the
-        next epoch will see moved. Until the warm-up ends, initial weights that bags carry count as a prior.
+        next epoch will see moved.
         """
-        warming = clock.gamma == 0.0
         if self.update == "before":
-            return table.update(batch.index, logits, clock.alpha, prior=warming)
+            return table.update(batch.index, logits, clock.alpha)
         weights = table.weights[batch.index]
-        table.update(batch.index, logits, clock.alpha_after, prior=warming)
+        table.update(batch.index, logits, clock.alpha_after)
         return weights
 
 

@@ -30,19 +30,24 @@ def save_checkpoint(
     history: Mapping[str, list[float]],
     group: Alone,
     bags: int,
+    mean: nn.Module | None = None,
 ) -> None:
     """Write the state after ``epoch``; the checkpoint before it stays until this one is whole.
 
-    Of several processes each has the rows of its own bags; they are joined, and the first writes.
+    Of several processes each has the rows of its own bags; they are joined, and the first writes. ``mean``:
+    the mean of the networks of several epochs, where there is one.
     """
-    weights = group.join(table.weights, bags)
+    rows = {"weights": table.weights, "log_prior": table.log_prior}
+    joined = {name: group.join(own, bags) for name, own in rows.items() if own is not None}
     if group.rank:
         return
     tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
+    if mean is not None:
+        tensors |= {f"mean.{name}": value for name, value in mean.state_dict().items()}
     for i, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{i}.{name}": value for name, value in state.items() if value is not None}
     tensors |= {f"memory.{name}": value for name, value in table.memory.items()}
-    tensors["weights"] = weights
+    tensors |= joined
     metadata = {"spec": json.dumps(spec, sort_keys=True), "epoch": str(epoch), "history": json.dumps(history)}
     with atomic_file(folder / FILE) as temporary:
         # bytes first: Python's own write says why it failed, for example on a full disk
@@ -65,8 +70,9 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer,
     table: PseudoLabels,
     group: Alone,
+    mean: nn.Module | None = None,
 ) -> tuple[int, dict[str, list[float]]]:
-    """Restore net, optimiser and table; return the last finished epoch (0: none) and the history."""
+    """Restore net, mean, optimiser and table; return the last finished epoch (0: none) and the history."""
     path = folder / FILE
     if not path.exists():
         return 0, {}
@@ -89,14 +95,19 @@ def load_checkpoint(
             f"{folder} holds the checkpoint of another training, which differs in "
             f"{', '.join(sorted(differing))}: give another folder, or delete it."
         )
-    net.load_state_dict({name[4:]: value for name, value in tensors.items() if name.startswith("net.")})
+    for part, prefix in ((net, "net."), (mean, "mean.")):
+        if part is not None:
+            stored_part = {name: value for name, value in tensors.items() if name.startswith(prefix)}
+            part.load_state_dict({name.removeprefix(prefix): value for name, value in stored_part.items()})
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name.startswith("optimizer."):
             _, i, key = name.split(".", 2)
             state.setdefault(int(i), {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    table.weights = tensors["weights"][group.rank :: group.processes].to(group.device)
+    for name in ("weights", "log_prior"):
+        own = tensors[name][group.rank :: group.processes].to(group.device) if name in tensors else None
+        setattr(table, name, own)
     for name, value in tensors.items():
         if name.startswith("memory."):
             table.memory[name.removeprefix("memory.")] = value.to(table.weights.device)

@@ -58,15 +58,15 @@ class Loop:
     members: int = 1
 
     def epochs(
-        self, first: int, last: int, evened: int | None = None
+        self, first: int, last: int, guided: int | None = None
     ) -> Iterator[tuple[int, list[dict[str, float]]]]:
         """Train from epoch ``first`` to ``last`` and yield after each what it gave, for each of the members.
 
-        ``evened``: the last epoch in which classes are kept to their share of the weights; none: the
-        warm-up's.
+        ``guided``: the last epoch in which classes are kept to their share of the weights, and initial ones
+        count as a prior; none: the warm-up's.
         """
         recipe, table, members = self.recipe, self.table, self.members
-        evened = recipe.warmup_epochs if evened is None else evened
+        guided = recipe.warmup_epochs if guided is None else guided
         candidates = self.loader.bags.candidates
         assert candidates is not None
         held = held_out_bags(candidates, recipe.held_out if recipe.warmup_epochs else 0.0)
@@ -84,13 +84,13 @@ class Loop:
             left_out = held if warming else held[:0]
             for layers in self.optimizer.param_groups:
                 layers["lr"] = layers["share"] * recipe.lr_at(epoch)
-            if epoch > evened:
-                table.lean_no_more()
+            if epoch > guided:
+                table.let_go()
             # the first process draws as one alone does, the others each their own dropout
             own_draws = [self.group.rank] if self.group.rank else []
             with randomness(self.group, "epoch", self.seed, epoch, *own_draws):
                 losses = self._epoch(
-                    epoch, prior, evening if recipe.balance and epoch <= evened else None, left_out
+                    epoch, prior, evening if recipe.balance and epoch <= guided else None, left_out
                 )
             trust = table.settle(self.group.add, warming=warming or not recipe.warmup_epochs)
             top = table.weights.max(dim=1).values.view(members, -1).sum(dim=1)
@@ -178,7 +178,7 @@ class Loop:
                     continue
                 assert batch.candidates is not None
                 log_p = self.method.log_proba(self.net, batch)
-                self.table.update(batch.index, log_p, 0.0, prior=True)
+                self.table.update(batch.index, log_p, 0.0)
                 p, own = log_p.exp().view(members, -1, k), batch.candidates.view(members, -1, k)
                 sums += torch.stack([fits(*each).sum(dim=1) for each in zip(p, own, sets, strict=True)])
         self.group.add([sums])

@@ -63,8 +63,13 @@ class Recipe:
         10, "networks whose mean warm-up on these gives bags their weights to begin with; 0: none", idle=0
     )
     image_lr: float = setting(
-        2e-3,
-        "learning rate in place of lr after the warm-up, of all layers on images; 0: the convolutions stay",
+        1e-3,
+        "learning rate after the warm-up, of all layers on images, to the end; 0: the convolutions stay",
+        idle=0.0,
+    )
+    image_average: float = setting(
+        0.6,
+        "share of the epochs on images, the last ones, that the network is the mean of; 0: it is the last",
         idle=0.0,
     )
     views: float = setting(
@@ -128,6 +133,8 @@ class Recipe:
         for name in ("instance_dropout", "held_out"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise SettingError(f"{name} = {getattr(self, name)} must be in [0, 1).")
+        if not 0.0 <= self.image_average <= 1.0:
+            raise SettingError(f"image_average = {self.image_average} must be a share in [0, 1].")
         if self.fan_in is not None and self.fan_in < 1:
             raise SettingError(f"fan_in = {self.fan_in} must be at least 1, or none.")
         if not 0.0 <= self.warmup < 1.0:
@@ -154,16 +161,26 @@ class Recipe:
         share = max(ambiguity(candidates), 1e-9)
         return dataclasses.replace(self, components=int(min(256.0, max(64.0, 48.0 / share))))
 
-    def on_vectors(self) -> Recipe:
-        """Return the recipe without what is for images only: with vectors that does nothing."""
-        return dataclasses.replace(self, pretrain=0, starts=0, image_lr=0.0, views=0.0, image_tau=0.0)
+    def in_effect(self, *, vectors: bool = False) -> Recipe:
+        """Return the recipe with what would do nothing at its idle value, which runs do not name.
+
+        On ``vectors``, and where images are learned from without pretraining, that is all for images only;
+        where the convolutions stay as they are, or there is no warm-up to end, what is for their training.
+        """
+        images = self.pretrain > 0 and not vectors
+        if images and self.image_lr and self.warmup_epochs:
+            return self
+        fixed = dataclasses.replace(self, image_lr=0.0, image_average=0.0, views=0.0)
+        return fixed if images else dataclasses.replace(fixed, pretrain=0, starts=0, image_tau=0.0)
 
     def on_images(self) -> Recipe:
         """Return the recipe for all layers of an image encoder that has learned from images already.
 
         Of a bag it sees another half in each step: that takes half the time, and is not learned by heart.
         """
-        return dataclasses.replace(self, lr=self.image_lr, fan_in=None, instance_dropout=HALF)
+        return dataclasses.replace(
+            self, lr=self.image_lr, rate="constant", fan_in=None, instance_dropout=HALF
+        )
 
     def make_optimizer(self, parameters: FlatParameters) -> torch.optim.Optimizer:
         """Return the optimiser; every group of parameters has its ``share`` of the learning rate."""
@@ -216,6 +233,11 @@ class Recipe:
         """
         return math.floor(self.warmup * self.epochs)
 
+    @property
+    def averaged_from(self) -> int:
+        """The first epoch on images whose network counts in the mean."""
+        return self.epochs - math.ceil(self.image_average * (self.epochs - self.warmup_epochs)) + 1
+
     def alpha_at(self, epoch: int, *, after: bool = False) -> float:
         """Return α of Eq. 15; 0 (w = p̃) during the warm-up, and the course counted from its end.
 
@@ -252,6 +274,7 @@ RECIPES: dict[str, Recipe] = {
         pretrain=0,
         starts=0,
         image_lr=0.0,
+        image_average=0.0,
         views=0.0,
         image_tau=0.0,
         fan_in=None,

@@ -82,7 +82,7 @@ def several_starts(bags: Bags, recipe: Recipe, seed: int, report: Report | None 
         for batch in BagLoader(bags).in_order():
             for net, part in zip(nets, parts, strict=True):
                 log_p = method.log_proba(net, batch)
-                mean[batch.index] += table.update(batch.index, log_p, 0.0, prior=True)
+                mean[batch.index] += table.update(batch.index, log_p, 0.0)
                 left_out = torch.isin(batch.index, torch.from_numpy(part))
                 unseen[batch.index[left_out]] = log_p[left_out].exp()
     root = mean.sqrt()

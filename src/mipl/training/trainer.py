@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader
@@ -139,33 +140,39 @@ class Training:
     ) -> History:
         """Train from epoch ``first`` to ``last``, or from where the checkpoint is; return the history.
 
-        From a later epoch than 1 on, the bags are images: the network sees views of them.
+        From a later epoch than 1 on, the bags are images: the network sees views of them, and is in the end
+        the mean of what it was after the last of its epochs.
         """
         method, net, group, seed, checkpoint = self.method, self.net, self.group, self.seed, self.checkpoint
         recipe = self.recipe if first == 1 else self.recipe.on_images()
         loader = self.loader(bags)
         parameters = FlatParameters(recipe.shares(net))
         optimizer = recipe.make_optimizer(parameters)
+        mean = AveragedModel(net) if first > 1 and recipe.image_average else None
         if first == 1:
             with randomness(group, "prepare", seed):
                 method.prepare(net, loader, table, seed)
         done, history = first - 1, before or {}
         if checkpoint and (first == 1 or last_epoch(checkpoint) >= first):
-            done, history = load_checkpoint(checkpoint, self.spec, net, optimizer, table, group)
+            done, history = load_checkpoint(checkpoint, self.spec, net, optimizer, table, group, mean)
         shown = loader if first == 1 else ViewLoader(loader, recipe.views)
         loop = Loop(method, net, shown, parameters, optimizer, table, recipe, seed, group)
-        course = loop.epochs(done + 1, last, evened=None if first == 1 else last)
+        course = loop.epochs(done + 1, last, guided=None if first == 1 else last)
         for epoch, (values,) in () if failed(history) else course:
             for name, value in values.items():
                 history.setdefault(name, []).append(value)
+            if mean is not None and epoch >= recipe.averaged_from:
+                mean.update_parameters(net)
             if checkpoint:
                 save_checkpoint(
-                    checkpoint, self.spec, epoch, net, optimizer, table, history, group, len(bags)
+                    checkpoint, self.spec, epoch, net, optimizer, table, history, group, len(bags), mean
                 )
             if self.report and group.rank == 0:
                 self.report(epoch, f"loss {values['loss']:.3f}")
             if failed(history):
                 break
         parameters.release()
+        if mean is not None:
+            net.load_state_dict(mean.module.state_dict())
         net.eval()
         return history
