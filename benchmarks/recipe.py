@@ -35,6 +35,7 @@ from mipl.estimators import fit_together
 from mipl.experiments.runner import is_present
 from mipl.metrics import expected_calibration_error
 from mipl.records.store import Record, Store
+from mipl.reports.claims import OURS
 from mipl.reports.runs import METRICS
 from mipl.seeding import rng_for
 from mipl.training.checks import MiplNotice
@@ -44,7 +45,6 @@ from pages import filled
 
 REPO = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = REPO / "results" / "recipe.json", REPO / "docs" / "training.md"
-SIX = [f"{attention}-{competitor}" for attention in ("dam", "sam", "mam") for competitor in ("cc", "cn")]
 CELLS: list[tuple[str, int | None]] = [
     *((dataset, r) for dataset in ("digits-mipl", "fmnist-mipl", "birdsong-mipl") for r in (1, 3)),
     ("crc5-kmeans", None),
@@ -78,7 +78,7 @@ def ablation(records: Sequence[Record]) -> list[dict[str, Any]]:
     found: dict[tuple[Any, ...], list[float]] = {}
     for record in records:
         spec, given = record.spec, record.info.get("given", {})
-        if spec["recipe"] == "stable" and spec["method"] in SIX and record.share == 1 and is_present(record):
+        if spec["recipe"] == "stable" and spec["method"] in OURS and record.share == 1 and is_present(record):
             key = (spec["dataset"], spec["r"], json.dumps(given, sort_keys=True))
             found[*key, spec["method"], spec["split"]] = [record.metrics[name] for name in METRICS.values()]
     rows = []
@@ -110,7 +110,7 @@ def collapses(records: Iterable[Record]) -> list[dict[str, Any]]:
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         spec, given = record.spec, record.info.get("given", {})
-        default = set(given) <= {"batch_size"} and spec["method"] in SIX and "noise" not in spec["dataset"]
+        default = set(given) <= {"batch_size"} and spec["method"] in OURS and "noise" not in spec["dataset"]
         if default and record.share == 1 and is_present(record):
             groups.setdefault((spec["recipe"], spec["dataset"], spec["r"]), []).append(record)
     rows = []
@@ -145,7 +145,7 @@ def cost(records: Iterable[Record]) -> list[dict[str, Any]]:
     for record in records:
         spec = record.spec
         if (
-            spec["method"] in SIX
+            spec["method"] in OURS
             and not record.info.get("given")
             and record.share == 1
             and is_present(record)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from mipl.experiments.runner import is_present
 from mipl.records.store import Store
+from mipl.reports.claims import OURS
 from mipl.reports.paper_training import TIMED
 from mipl.reports.results import markdown, result_rows
 
 HERE = Path(__file__).resolve().parent
-OURS = [f"{attention}-{competitor}" for attention in ("dam", "sam", "mam") for competitor in ("cc", "cn")]
 
 
 def tables() -> dict[Path, str]:
