@@ -80,7 +80,12 @@ def reproduce(wanted: Sequence[str], options: Options, command: str) -> Outcome:
         if name not in (*known, "all"):
             raise SettingError(f"'{name}' cannot be reproduced.{suggest(name, [*known, 'all'])}")
     chosen = known if "all" in wanted else [name for name in known if name in wanted]
+    if options.raw is None and options.draw_only and not options.quick:
+        if "table1" in wanted:
+            raise SettingError("Table 1 is read off the raw files: say where they are with --raw DIR.")
+        chosen = [name for name in chosen if name != "table1"]  # one drawn before stays as it is
     wants = [want for name in chosen if name in ITEMS for want in ITEMS[name].wants(options.quick)]
+    wants = [] if options.draw_only else wants
     sets: Iterable[tuple[str, int | None]] = [(want.dataset, want.r) for want in wants]
     if "table1" in chosen:
         sets = [*sets, *(QUICK_SET if options.quick else TABLE1_SETS)]
@@ -88,7 +93,7 @@ def reproduce(wanted: Sequence[str], options: Options, command: str) -> Outcome:
         raise SettingError("Say where the raw files are with --raw DIR, or give --quick for embedded data.")
     if options.raw is not None and not options.raw.is_dir():
         raise SettingError(f"{options.raw} is not a folder: give the folder of the raw files with --raw.")
-    data, lacking = ({}, {}) if options.draw_only else _open(dict.fromkeys(sets), options)
+    data, lacking = _open(dict.fromkeys(sets), options)
     jobs = _jobs(wants, data, options)
     failures = run_jobs(jobs, options.engine, options.workers, options.address, options.show)
     # a mean never joins runs of a recipe as it is and as it was: what is no more counts as missing
