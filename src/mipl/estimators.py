@@ -114,13 +114,12 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         What is not given is as the method recommends it for the recipe and the data set.
         """
-        recipe_names = settings_of(Recipe)
+        known = settings_of(Recipe)
         entry, origin = METHODS[self._method_name()], provenance or {}
         wanted = entry.cls.recommended(self.recipe, str(origin.get("dataset", "")), origin.get("r"))
         given = {**wanted, **self._settings()}
-        method = entry.make(**{n: v for n, v in given.items() if n not in recipe_names})
-        recipe = make_recipe(self.recipe, **{n: v for n, v in given.items() if n in recipe_names})
-        return method, recipe.in_effect()
+        method = entry.make(**{n: v for n, v in given.items() if n not in known})
+        return method, make_recipe(self.recipe, **{n: v for n, v in given.items() if n in known}).in_effect()
 
     # ---- training ----------------------------------------------------------------------------------
 

@@ -64,7 +64,9 @@ def make_table():
     """Weights on the candidates, one of them 0 within its set."""
     raw = np.random.default_rng(0).random(CANDIDATES.shape) * CANDIDATES.numpy()
     raw[3, 0] = 0.0
-    return PseudoLabels(CANDIDATES, torch.tensor(raw / raw.sum(axis=1, keepdims=True)))
+    table = PseudoLabels(CANDIDATES, torch.tensor(raw / raw.sum(axis=1, keepdims=True)))
+    table.let_go()  # as after the warm-up
+    return table
 
 
 # --- the formulas, one bag at a time ---
