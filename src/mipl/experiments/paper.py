@@ -84,8 +84,8 @@ def reproduce(wanted: Sequence[str], options: Options, command: str) -> Outcome:
         if "table1" in wanted:
             raise SettingError("Table 1 is read off the raw files: say where they are with --raw DIR.")
         chosen = [name for name in chosen if name != "table1"]  # one drawn before stays as it is
-    wants = [want for name in chosen if name in ITEMS for want in ITEMS[name].wants(options.quick)]
-    wants = [] if options.draw_only else wants
+    run = [] if options.draw_only else [ITEMS[name] for name in chosen if name in ITEMS]
+    wants = [want for item in run for want in item.wants(options.quick)]
     sets: Iterable[tuple[str, int | None]] = [(want.dataset, want.r) for want in wants]
     if "table1" in chosen:
         sets = [*sets, *(QUICK_SET if options.quick else TABLE1_SETS)]

@@ -69,7 +69,7 @@ def train(
     spec = training_spec(method, bags, recipe, seed) if checkpoint else {}
     training = Training(method, net, recipe, seed, group, spec, checkpoint, report)
     images = recipe.pretrain > 0 and has_images(net)
-    released = images and recipe.image_lr > 0 and recipe.warmup_epochs > 0
+    released = images and recipe.in_effect().image_lr > 0
     last = recipe.warmup_epochs if released else recipe.epochs
     table = training.table(bags)
     history: History = {}
