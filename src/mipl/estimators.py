@@ -162,7 +162,6 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         method, recipe = self.parts(bags.provenance)
         check_training(bags)
         assert bags.candidates is not None
-        recipe = recipe.suited_to(bags.candidates)
         if self.scale not in ("auto", "none"):
             raise SettingError(f"scale = {self.scale!r} must be 'auto' or 'none'.")
         seed = int.from_bytes(os.urandom(4), "big") if self.random_state is None else int(self.random_state)

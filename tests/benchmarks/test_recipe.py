@@ -47,6 +47,9 @@ def test_a_run_of_another_recipe_is_not_of_the_present():
     unknown = run()
     unknown.info["given"] = {"pixel_dropout": 0.1}
     assert not is_present(unknown)
+    dropped = run()
+    dropped.info["spec"]["recipe_settings"]["views"] = 0.5  # not given, and no more
+    assert not is_present(dropped)
 
 
 def test_an_ingredient_is_compared_on_the_same_runs():

@@ -59,9 +59,7 @@ def test_a_run_on_vectors_does_not_name_what_is_for_images(source, tmp_path):
     images = job(source, tmp_path)
     vectors = dataclasses.replace(images, vectors=True)
     named, rest = images.spec.recipe_settings, vectors.spec.recipe_settings
-    assert named.keys() - rest.keys() == {
-        "pretrain", "starts", "image_lr", "image_average", "views", "image_tau"
-    }  # fmt: skip
+    assert named.keys() - rest.keys() == {"pretrain", "starts", "image_lr", "image_average", "image_tau"}
     other = job(source, tmp_path, starts=3)
     assert dataclasses.replace(other, vectors=True).spec.hash == vectors.spec.hash
     assert other.spec.hash != images.spec.hash
@@ -69,7 +67,7 @@ def test_a_run_on_vectors_does_not_name_what_is_for_images(source, tmp_path):
     assert is_present(Store(tmp_path).get(vectors.spec))
 
 
-LATER = {"image_lr", "image_average", "views"}  # after the warm-up, where convolutions are trained
+LATER = {"image_lr", "image_average"}  # after the warm-up, where convolutions are trained
 
 
 @pytest.mark.parametrize(

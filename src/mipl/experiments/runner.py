@@ -28,7 +28,7 @@ from mipl.metrics import evaluate
 from mipl.nn.network import BagNetwork
 from mipl.records.spec import RunSpec
 from mipl.records.store import Record, Store
-from mipl.registry import in_force, restored
+from mipl.registry import in_force, restored, settings_of
 from mipl.training.progress import Report
 from mipl.training.recipes import Recipe
 
@@ -214,7 +214,10 @@ def is_present(record: Record) -> bool:
         classifier = make_classifier(spec["method"], recipe=spec["recipe"], **record.info.get("given", {}))
         method, recipe = classifier.parts(record.info.get("data", {}).get("provenance"))
     except SettingError:
-        return False  # a setting that is no more
+        return False  # a setting was given that is no more
+    named = (type(method), spec["hyper_parameters"]), (Recipe, spec["recipe_settings"])
+    if any(stored.keys() - settings_of(owner).keys() for owner, stored in named):
+        return False
     if restored(type(method), spec["hyper_parameters"]) != method:
         return False
     return restored(Recipe, spec["recipe_settings"]) in (recipe, recipe.in_effect(vectors=True))

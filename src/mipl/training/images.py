@@ -1,11 +1,10 @@
-"""Training on images: what they look like, learned before any candidate set is asked, and views of them.
+"""Training on images: what they look like, learned before any candidate set is asked.
 
 Candidate sets that name most classes say too little to teach convolutions: networks then learn their training
 bags by heart, and merge classes. The images themselves say more. The convolutions learn to tell each image
 from all others through random views of it (the contrast of SimCLR; Chen et al., 2020). Then they stay as they
 are through the warm-up, in which the method trains what lies above them, on the principal components of their
-maps. When it is known what the bags are about, all layers go on with views of the images, half of a bag at a
-time.
+maps. When it is known what the bags are about, all layers go on with the images, half of a bag at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mipl.data.bags import Bags
-from mipl.data.batch import BagBatch, BagLoader
+from mipl.data.batch import BagLoader
 from mipl.data.candidates import IntArray
 from mipl.nn.attention import MAM
 from mipl.nn.encoders import FeatureEncoder, ImageEncoder
@@ -33,7 +32,8 @@ from mipl.training.recipes import Recipe
 IMAGES = 256  # a step, each seen twice
 RATE = 1e-3
 TEMPERATURE = 0.2
-SAMPLE = 20_000  # images that the principal components are found from
+COMPONENTS = 192  # principal ones of the maps, that the warm-up learns from
+SAMPLE = 20_000  # images that they are found from
 
 
 def has_images(net: nn.Module) -> bool:
@@ -67,8 +67,7 @@ def on_features(
     rng = rng_for("images", seed)
     with randomness(group, "images", seed):
         contrast(encoder, bags, recipe.pretrain, rng, group, report)
-        assert isinstance(recipe.components, int)
-        components = _principal(encoder, bags, recipe.components, rng, group.device)
+        components = _principal(encoder, bags, COMPONENTS, rng, group.device)
         simple = FeatureEncoder(components.axes.shape[1], encoder.linear.out_features, encoder.dropout.p)
     net.set_submodule(name, simple.to(group.device))
     try:
@@ -141,38 +140,14 @@ def _even_out(encoder: ImageEncoder, images: Tensor) -> None:
                 x = x if layer is encoder.conv1 else x.flatten(1)
 
 
-class ViewLoader(BagLoader):
-    """Batches of random views of the instances."""
-
-    def __init__(self, like: BagLoader, size: float) -> None:
-        super().__init__(like.bags, like.device, like.share)
-        self._size = size
-
-    def epoch(
-        self,
-        batch_size: int,
-        rng: np.random.Generator,
-        drop: float = 0.0,
-        without: IntArray | None = None,
-    ) -> Iterator[BagBatch]:
-        """Yield every bag once, shuffled, but those left out."""
-        for batch in super().epoch(batch_size, rng, drop, without):
-            yield dataclasses.replace(batch, instances=random_views(batch.instances, self._size))
-
-
-def random_views(images: Tensor, size: float = 1.0) -> Tensor:
-    """Return each image (n, …, h, w) a little turned, stretched and moved, its edges continued.
-
-    ``size``: of these changes; 0 for none.
-    """
-    if not size or not len(images):
-        return images
+def random_views(images: Tensor) -> Tensor:
+    """Return each image (n, …, h, w) a little turned, stretched and moved, its edges continued."""
     n, device = len(images), images.device
 
     def draw(largest: float, *shape: int) -> Tensor:
         return (2.0 * torch.rand(n, *shape, device=device) - 1.0) * largest
 
-    angle, stretch, moved = draw(0.3 * size), 1.0 + draw(0.15 * size, 2), draw(0.15 * size, 2)
+    angle, stretch, moved = draw(0.3), 1.0 + draw(0.15, 2), draw(0.15, 2)
     turn = torch.zeros(n, 2, 3, device=device)
     turn[:, 0, 0], turn[:, 0, 1] = angle.cos() * stretch[:, 0], -angle.sin()
     turn[:, 1, 0], turn[:, 1, 1] = angle.sin(), angle.cos() * stretch[:, 1]

@@ -54,13 +54,10 @@ class Recipe:
     pretrain: int = setting(
         60, "steps in which a built-in image encoder learns from images alone; 0: none", idle=0
     )
-    components: int | Literal["auto"] = setting(
-        "auto",
-        "features kept of its convolutions, which the warm-up leaves as they are; auto: 64 to 256, the fewer "
-        "the larger candidate sets are",
-    )
     starts: int = setting(
-        10, "networks whose mean warm-up on these gives bags their weights to begin with; 0: none", idle=0
+        10,
+        "networks whose mean warm-up on its features gives bags their weights to begin with; 0: none",
+        idle=0,
     )
     image_lr: float = setting(
         1e-3,
@@ -71,9 +68,6 @@ class Recipe:
         0.6,
         "share of the epochs on images, the last ones, that the network is the mean of; 0: it is the last",
         idle=0.0,
-    )
-    views: float = setting(
-        0.5, "how far images are turned, stretched and moved at random then; 1: as in pretraining", idle=0.0
     )
     image_tau: float = setting(
         1.0,
@@ -111,23 +105,15 @@ class Recipe:
     warmup: float = setting(0.5, "share of the epochs, the first ones, with w = p̃ and γ = 0: set likelihood")
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("epochs", 1),
-            ("batch_size", 1),
-            ("pretrain", 0),
-            ("components", 1),
-            ("starts", 0),
-        ):
+        for name, least in (("epochs", 1), ("batch_size", 1), ("pretrain", 0), ("starts", 0)):
             value = getattr(self, name)
-            if (name, value) in (("batch_size", None), ("components", "auto")):
-                continue
-            if int(value) < least:
+            if (name, value) != ("batch_size", None) and int(value) < least:
                 raise SettingError(f"{name} = {value} must be at least {least}.")
         for name in ("lr", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise SettingError(f"{name} = {value} must be above 0.")
-        for name in ("weight_decay", "background", "balance", "image_lr", "views", "image_tau"):
+        for name in ("weight_decay", "background", "balance", "image_lr", "image_tau"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise SettingError(f"{name} = {getattr(self, name)} must be finite and at least 0.")
         for name in ("instance_dropout", "held_out"):
@@ -150,17 +136,6 @@ class Recipe:
                     f"There is no {name} '{getattr(self, name)}'.{suggest(getattr(self, name), known)}"
                 )
 
-    def suited_to(self, candidates: BoolArray) -> Recipe:
-        """Return the recipe with the ``components`` for candidate sets (m, k).
-
-        The more ambiguous the sets, the less a bag says about its class, and the fewer features it takes to
-        learn bags by heart: 48/a of them, 64 to 256.
-        """
-        if self.components != "auto":
-            return self
-        share = max(ambiguity(candidates), 1e-9)
-        return dataclasses.replace(self, components=int(min(256.0, max(64.0, 48.0 / share))))
-
     def in_effect(self, *, vectors: bool = False) -> Recipe:
         """Return the recipe with what would do nothing at its idle value, which runs do not name.
 
@@ -170,7 +145,7 @@ class Recipe:
         images = self.pretrain > 0 and not vectors
         if images and self.image_lr and self.warmup_epochs:
             return self
-        fixed = dataclasses.replace(self, image_lr=0.0, image_average=0.0, views=0.0)
+        fixed = dataclasses.replace(self, image_lr=0.0, image_average=0.0)
         return fixed if images else dataclasses.replace(fixed, pretrain=0, starts=0, image_tau=0.0)
 
     def on_images(self) -> Recipe:

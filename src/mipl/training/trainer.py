@@ -19,7 +19,7 @@ from mipl.pseudo_labels import PseudoLabels
 from mipl.training.checkpoint import last_epoch, load_checkpoint, save_checkpoint
 from mipl.training.epochs import History, Loop
 from mipl.training.flat import FlatParameters
-from mipl.training.images import ViewLoader, has_images, on_features, soften
+from mipl.training.images import has_images, on_features, soften
 from mipl.training.judging import ENOUGH, failed, judge_again, predictions
 from mipl.training.parallel import Alone, randomness
 from mipl.training.progress import Report
@@ -140,8 +140,8 @@ class Training:
     ) -> History:
         """Train from epoch ``first`` to ``last``, or from where the checkpoint is; return the history.
 
-        From a later epoch than 1 on, the bags are images: the network sees views of them, and is in the end
-        the mean of what it was after the last of its epochs.
+        From a later epoch than 1 on, the bags are images, and the network is in the end the mean of what it
+        was after the last of its epochs.
         """
         method, net, group, seed, checkpoint = self.method, self.net, self.group, self.seed, self.checkpoint
         recipe = self.recipe if first == 1 else self.recipe.on_images()
@@ -155,8 +155,7 @@ class Training:
         done, history = first - 1, before or {}
         if checkpoint and (first == 1 or last_epoch(checkpoint) >= first):
             done, history = load_checkpoint(checkpoint, self.spec, net, optimizer, table, group, mean)
-        shown = loader if first == 1 else ViewLoader(loader, recipe.views)
-        loop = Loop(method, net, shown, parameters, optimizer, table, recipe, seed, group)
+        loop = Loop(method, net, loader, parameters, optimizer, table, recipe, seed, group)
         course = loop.epochs(done + 1, last, guided=None if first == 1 else last)
         for epoch, (values,) in () if failed(history) else course:
             for name, value in values.items():
