@@ -62,7 +62,6 @@ OUT: dict[str, dict[str, Any]] = {  # an ingredient, and what is given where it 
     "`held_out` (and the second attempt)": {"held_out": 0.0},
     "`background`": {"background": 0.0},
     "`instance_dropout`": {"instance_dropout": 0.0},
-    "`gamma_course`": {"gamma_course": "constant"},
     "`rate`": {"rate": "constant"},
     "`clip_norm`": {"clip_norm": None},
 }

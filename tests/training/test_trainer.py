@@ -65,7 +65,7 @@ def test_paper_recipe_is_what_the_authors_ran():
     recipe = RECIPES["paper"]
     assert (recipe.batch_size, recipe.lr, recipe.clip_norm, recipe.epochs) == (1, 0.01, None, 100)
     assert (recipe.pretrain, recipe.held_out, recipe.balance, recipe.fan_in) == (0, 0.0, 0.0, None)
-    assert (recipe.background, recipe.gamma_course) == (0.0, "constant")
+    assert (recipe.background, recipe.gamma_at(1)) == (0.0, 1.0)
     assert (recipe.optimizer, recipe.weight_decay, recipe.rate, recipe.warmup) == ("sgd", 1e-4, "cosine", 0)
     optimizer = recipe.make_optimizer(FlatParameters(recipe.shares(torch.nn.Linear(999, 1))))
     assert [group["share"] for group in optimizer.param_groups] == [1.0]
@@ -96,15 +96,16 @@ def test_ambiguity_is_the_share_of_other_classes_that_are_candidates():
 
 
 def test_schedules():
-    recipe = Recipe(epochs=10, lr=1.0, warmup=0.0, gamma_course="constant")
+    recipe = Recipe(epochs=10, lr=1.0, warmup=0.0)
     assert recipe.alpha_at(1) == 1.0
     assert [recipe.alpha_at(t) for t in (2, 5, 10)] == [0.8, 0.5, 0.0]
+    assert [recipe.alpha_at(t, after=True) for t in (1, 2, 10)] == [1.0, 0.9, 0.1]
     assert recipe.lr_at(1) == 1.0
     assert recipe.lr_at(6) == pytest.approx(0.5)
     assert [recipe.gamma_at(t) for t in (1, 10)] == [1.0, 1.0]
-    warm = Recipe(epochs=10, warmup=0.4, gamma_course="rising")
+    warm = Recipe(epochs=10, warmup=0.4)
     assert [warm.alpha_at(t) for t in (1, 4, 5, 6, 10)] == [0.0, 0.0, 1.0, pytest.approx(4 / 6), 0.0]
-    assert [warm.gamma_at(t) for t in (4, 5, 6, 10)] == [0.0, pytest.approx(1 / 1.8), 1.0, 1.0]
+    assert [warm.gamma_at(t) for t in (1, 4, 5, 10)] == [0.0, 0.0, 1.0, 1.0]
 
 
 def test_clipping_bounds_a_step(gaussian):

@@ -18,19 +18,8 @@ from mipl.training.flat import FlatParameters
 
 HALF = 0.5  # of a bag's images are left out of a step on them
 
-Schedule = Callable[[int, int], float]  # (epoch t = 1 … T, epochs T) -> value
-
-# α of Eq. 15: the share of the old weights.
-ALPHA: dict[str, Schedule] = {
-    "momentum": lambda t, T: (T - t) / T,
-}
-# Factor on the method's own γ.
-GAMMA: dict[str, Schedule] = {
-    "constant": lambda t, T: 1.0,
-    "rising": lambda t, T: min(1.0, t / (0.3 * T)),
-}
-# Factor on the learning rate.
-RATE: dict[str, Schedule] = {
+# Factor on the learning rate in epoch t = 1 … T.
+RATE: dict[str, Callable[[int, int], float]] = {
     "cosine": lambda t, T: 0.5 * (1.0 + math.cos(math.pi * (t - 1) / T)),
     "constant": lambda t, T: 1.0,
 }
@@ -86,10 +75,6 @@ class Recipe:
     )
     rate: Literal["cosine", "constant"] = setting("cosine", "course of the learning rate: cosine or constant")
     clip_norm: float | None = setting(1.0, "largest norm of a step's gradient; none: no clipping")
-    alpha: Literal["momentum"] = setting("momentum", "course of α in Eq. 15")
-    gamma_course: Literal["constant", "rising"] = setting(
-        "rising", "factor on γ after the warm-up: constant, or rising from 0 to 1 in the first 30%"
-    )
     held_out: float = setting(
         0.1,
         "share of 100 and more bags that the warm-up does not see, to judge it by (more, where sets say "
@@ -125,12 +110,7 @@ class Recipe:
             raise SettingError(f"fan_in = {self.fan_in} must be at least 1, or none.")
         if not 0.0 <= self.warmup < 1.0:
             raise SettingError(f"warmup = {self.warmup} must be a share of the epochs in [0, 1).")
-        for name, known in (
-            ("optimizer", ("sgd", "adamw")),
-            ("rate", RATE),
-            ("alpha", ALPHA),
-            ("gamma_course", GAMMA),
-        ):
+        for name, known in (("optimizer", ("sgd", "adamw")), ("rate", RATE)):
             if getattr(self, name) not in known:
                 raise SettingError(
                     f"There is no {name} '{getattr(self, name)}'.{suggest(getattr(self, name), known)}"
@@ -225,12 +205,11 @@ class Recipe:
             return 0.0
         if t == 1 and not after:
             return 1.0
-        return ALPHA[self.alpha](t - 1 if after else t, T)
+        return (T - t + after) / T
 
     def gamma_at(self, epoch: int) -> float:
-        """Return the factor on γ: 0 during the warm-up."""
-        start = self.warmup_epochs
-        return 0.0 if epoch <= start else GAMMA[self.gamma_course](epoch - start, self.epochs - start)
+        """Return the factor on the method's own γ: 0 during the warm-up, then 1."""
+        return float(epoch > self.warmup_epochs)
 
     def lr_at(self, epoch: int) -> float:
         """Return the learning rate."""
@@ -252,7 +231,6 @@ RECIPES: dict[str, Recipe] = {
         held_out=0.0,
         balance=0.0,
         clip_norm=None,
-        gamma_course="constant",
         warmup=0.0,
     ),
 }
