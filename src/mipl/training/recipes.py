@@ -10,7 +10,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mipl.data.candidates import BoolArray
 from mipl.errors import SettingError, suggest
 from mipl.nn.encoders import FeatureEncoder, Standardize
 from mipl.registry import setting
@@ -25,7 +24,7 @@ RATE: dict[str, Callable[[int, int], float]] = {
 }
 
 
-def ambiguity(candidates: BoolArray | Tensor) -> float:
+def ambiguity(candidates: Tensor) -> float:
     """Return a, the share of the k − 1 other classes that are candidates too, in sets (m, k)."""
     m, k = candidates.shape
     return float((candidates.sum() / max(m, 1) - 1) / max(k - 1, 1))
