@@ -10,7 +10,7 @@ With --raw, a folder that has hja-birdsong and mnist, also trained anew (half an
 4. Noise: candidate sets that belong to other bags. The warning appears, and nothing is believed.
 5. Skew: Birdsong-MIPL cut to 100 … 10 bags a class, with and without `balance`.
 
-Writes results/recipe.json and the tables of docs/training.md.
+Writes results/recipe.json, and from it the tables of docs/training.md and results/recipe.md.
 """
 
 from __future__ import annotations
@@ -44,9 +44,17 @@ from mipl.training.recipes import RECIPES
 from pages import filled
 
 REPO = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = REPO / "results" / "recipe.json", REPO / "docs" / "training.md"
+RESULTS = REPO / "results" / "recipe.json"
+PAGES = {  # and the tables that are on them
+    REPO / "docs" / "training.md": ("ablation",),
+    REPO / "results" / "recipe.md": ("collapses", "cost", "noise", "skew"),
+}
 CELLS: list[tuple[str, int | None]] = [
-    *((dataset, r) for dataset in ("digits-mipl", "fmnist-mipl", "birdsong-mipl") for r in (1, 3)),
+    *(
+        (dataset, r)
+        for dataset in ("digits-mipl", "fmnist-mipl", "digits-mipl-vectors", "birdsong-mipl")
+        for r in (1, 3)
+    ),
     ("crc5-kmeans", None),
 ]
 OUT: dict[str, dict[str, Any]] = {  # an ingredient, and what is given where it is out
@@ -243,16 +251,14 @@ def opened(dataset: str, r: int, raw: Path) -> Bags:
 
 
 def tables(found: dict[str, Any]) -> dict[str, str]:
-    """Return the tables of docs/training.md in Markdown, by the name of their place."""
+    """Return the tables in Markdown, by the name of their place on a page."""
     heads = [dataset if r is None else f"{dataset} r = {r}" for dataset, r in CELLS]
     cells = {(row["out"], row["dataset"], row["r"]): row for row in found["ablation"]}
-    ablated: dict[str, list[str]] = {}
-    for metric in METRICS:
-        ablated[metric] = [f"| out | {' | '.join(heads)} |", "|---" * (1 + len(CELLS)) + "|"]
-        for name in OUT:
-            line = [_change(cells.get((name, *cell)), metric, name == "nothing") for cell in CELLS]
-            if set(line) != {"–"}:
-                ablated[metric].append(f"| {name} | {' | '.join(line)} |")
+    ablated = [f"| out | {' | '.join(heads)} |", "|---" * (1 + len(CELLS)) + "|"]
+    for name in OUT:
+        line = [_change(cells.get((name, *cell)), name == "nothing") for cell in CELLS]
+        if set(line) != {"–"}:
+            ablated.append(f"| {name} | {' | '.join(line)} |")
     fallen = [
         "| recipe | data set | r | methods | bags a step | runs | one answer | a class lost | warned | "
         "accuracy, mean and worst |",
@@ -299,22 +305,27 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
         f"{_percent(row['without'])} | {100 * row['change']:+.1f} ± {100 * row['error']:.1f} |"
         for row in found["skew"]
     ]
-    made = {f"ablation of {metric}": lines for metric, lines in ablated.items()}
-    made |= {"collapses": fallen, "cost": price, "noise": noisy, "skew": skewed}
+    made = {"ablation": ablated, "collapses": fallen, "cost": price, "noise": noisy, "skew": skewed}
     return {name: "\n".join(lines) for name, lines in made.items()}
+
+
+def shown(page: Path, found: dict[str, Any]) -> str:
+    """Return the text of a page with its tables of what was found."""
+    made = tables(found)
+    return filled(page.read_text(encoding="utf-8"), {name: made[name] for name in PAGES[page]})
 
 
 def _error(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
-def _change(row: dict[str, Any] | None, metric: str, whole: bool) -> str:
+def _change(row: dict[str, Any] | None, whole: bool) -> str:
     if row is None:
         return "–"
-    own = row[metric]
     if whole:
-        return f"{_percent(own['mean'])} ({row['runs']} runs, worst {_percent(own['worst'])})"
-    return f"{100 * own['change']:+.1f} ± {100 * own['error']:.1f} (worst {_percent(own['worst'])})"
+        return f"{' / '.join(_percent(row[metric]['mean']) for metric in METRICS)} ({row['runs']} runs)"
+    each = [f"{100 * row[metric]['change']:+.1f} ± {100 * row[metric]['error']:.1f}" for metric in METRICS]
+    return " / ".join(each)
 
 
 def _percent(value: float) -> str:
@@ -349,7 +360,8 @@ def main() -> None:
     }
     given.out.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if given.out == RESULTS:
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(found)), encoding="utf-8")
+        for page in PAGES:
+            page.write_text(shown(page, found), encoding="utf-8")
     print("\n\n".join(tables(found).values()))
 
 

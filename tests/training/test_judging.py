@@ -165,7 +165,7 @@ def test_what_has_learned_says_so_and_is_not_warned_of():
     bags = gaussian_bags(bags=150, k=4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = make_classifier("sam-cn", epochs=20).fit(bags)
+        model = make_classifier("sam-cn", starts=0, epochs=20).fit(bags)
     assert len(model.history_["advantage"]) == 1
     assert model.history_["advantage"][0] > ENOUGH
     assert len(model.history_["loss"]) == 20
@@ -176,7 +176,7 @@ def test_what_has_learned_says_so_and_is_not_warned_of():
 def test_noise_is_found_out_tried_again_and_not_believed():
     train, test = noise_bags(), gaussian_bags(bags=60, k=4, seed=5)
     with pytest.warns(MiplNotice, match=r"has learned nothing: after 10 of 20 epochs"):
-        model = make_classifier("sam-cn", epochs=20).fit(train)
+        model = make_classifier("sam-cn", starts=0, epochs=20).fit(train)
     assert len(model.history_["advantage"]) == 2
     assert failed(model.history_)
     assert len(model.history_["loss"]) == 10
@@ -196,7 +196,7 @@ def test_a_second_attempt_that_learns_is_taken(monkeypatch):
     bags = gaussian_bags(bags=150, k=4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = make_classifier("sam-cn", epochs=10).fit(bags)
+        model = make_classifier("sam-cn", starts=0, epochs=10).fit(bags)
     assert model.history_["advantage"] == [0.0, 9.0]
     assert model.recipe_.batch_size == 4
     assert len(model.history_["loss"]) == 10
@@ -205,7 +205,7 @@ def test_a_second_attempt_that_learns_is_taken(monkeypatch):
 def test_an_interrupted_second_attempt_goes_on(tmp_path):
     bags, wanted = noise_bags(), None
     with pytest.warns(MiplNotice):
-        wanted = make_classifier("sam-cn", epochs=8).fit(bags)
+        wanted = make_classifier("sam-cn", starts=0, epochs=8).fit(bags)
 
     class StopError(Exception):
         pass
@@ -222,16 +222,18 @@ def test_an_interrupted_second_attempt_goes_on(tmp_path):
 
     for count in (3, 7):  # in the first attempt (four epochs), in the second
         with pytest.raises(StopError):
-            make_classifier("sam-cn", epochs=8).fit(bags, checkpoint=tmp_path, report=stop_at(count))
+            make_classifier("sam-cn", starts=0, epochs=8).fit(
+                bags, checkpoint=tmp_path, report=stop_at(count)
+            )
     with pytest.warns(MiplNotice):
-        model = make_classifier("sam-cn", epochs=8).fit(bags, checkpoint=tmp_path)
+        model = make_classifier("sam-cn", starts=0, epochs=8).fit(bags, checkpoint=tmp_path)
     assert model.history_["advantage"] == wanted.history_["advantage"]
     np.testing.assert_array_equal(model.predict_proba(bags), wanted.predict_proba(bags))
 
 
 def test_of_those_trained_together_only_the_failed_are_trained_again():
     bags = [gaussian_bags(bags=150, k=4), noise_bags()]
-    models = [make_classifier("sam-cn", epochs=12) for _ in bags]
+    models = [make_classifier("sam-cn", starts=0, epochs=12) for _ in bags]
     with pytest.warns(MiplNotice, match="has learned nothing"):
         fit_together(models, bags)
     assert [len(model.history_["advantage"]) for model in models] == [1, 2]
@@ -253,7 +255,7 @@ def test_what_was_learned_and_lost_again_is_found_out(monkeypatch, together):
             yield epoch, values
 
     monkeypatch.setattr(Loop, "epochs", ending_in_one_answer)
-    models = [make_classifier("sam-cn", epochs=10) for _ in range(1 + together)]
+    models = [make_classifier("sam-cn", starts=0, epochs=10) for _ in range(1 + together)]
     fit = partial(fit_together, models, [bags, bags]) if together else partial(models[0].fit, bags)
     with pytest.warns(MiplNotice, match="has learned nothing: after 10 of 10 epochs"):
         fit()
@@ -265,14 +267,14 @@ def test_what_was_learned_and_lost_again_is_found_out(monkeypatch, together):
 
 def test_few_bags_and_the_paper_are_not_judged():
     for bags, settings_ in ((80, {}), (150, {"recipe": "paper"}), (150, {"held_out": 0.0})):
-        model = make_classifier("sam-cn", epochs=4, **settings_).fit(gaussian_bags(bags=bags, k=4))
+        model = make_classifier("sam-cn", starts=0, epochs=4, **settings_).fit(gaussian_bags(bags=bags, k=4))
         assert "advantage" not in model.history_
 
 
 def test_the_history_says_how_even_the_classes_are():
     bags = gaussian_bags(bags=60, k=4)
-    model = make_classifier("sam-cn", epochs=4).fit(bags)
+    model = make_classifier("sam-cn", starts=0, epochs=4).fit(bags)
     assert all(0 < value <= 1 + 1e-6 for value in model.history_["class_entropy"])
     one = dataclasses.replace(bags, candidates=np.eye(4, dtype=bool)[np.zeros(60, int)], labels=None)
-    same = make_classifier("sam-cn", epochs=2).fit(one)
+    same = make_classifier("sam-cn", starts=0, epochs=2).fit(one)
     assert max(same.history_["class_entropy"]) < 1e-6

@@ -54,8 +54,10 @@ def train_until_learned(
         net, recipe, history = second, more, later
     history = {**history, "advantage": sorted(both)}  # the last is that of the network
     if failed(history) and group.rank == 0:
+        done = len(history["loss"])
+        when = f"after {done} of {recipe.epochs} epochs its" if done else f"its {recipe.starts} starts'"
         warnings.warn(
-            f"The model has learned nothing: after {len(history['loss'])} of {recipe.epochs} epochs its "
+            f"The model has learned nothing: {when} "
             "predictions fit the candidate sets of bags no better than those of other bags "
             f"({both[0]:.1f} and, trained again, {both[1]:.1f} standard errors above). Check that features "
             "and candidate sets belong to the same bags; then try more epochs, a lower lr or fewer bags a "

@@ -25,18 +25,25 @@ CLEAR = 2.5  # times that: what perfect predictions should reach on the bags hel
 MOST = 0.25  # of the bags, held out for that
 
 
+def needed(candidates: BoolArray) -> float:
+    """Return how many bags with sets as these (m, k) must be held out to judge by.
+
+    A set that has each class with chance n is worth (1 − n)/n to a perfect prediction, its squared distance
+    from chance in standard errors.
+    """
+    chance = float(candidates.mean())
+    return (CLEAR * ENOUGH) ** 2 * chance / max(1.0 - chance, 1e-9)
+
+
 def held_out_bags(candidates: BoolArray, share: float) -> IntArray:
     """Return which of the bags with these sets (m, k) the warm-up does not see, in order.
 
-    A set that has each class with chance n is worth (1 − n)/n to a perfect prediction, its squared distance
-    from chance in standard errors. Where sets are large, more than ``share`` of the bags are needed.
+    Where sets are large, those are more than ``share`` of them.
     """
     m = len(candidates)
     if m < FEWEST or not share:
         return np.zeros(0, dtype=np.int64)
-    chance = float(candidates.mean())
-    needed = (CLEAR * ENOUGH) ** 2 * chance / max(1.0 - chance, 1e-9)
-    number = max(2, round(share * m), round(min(needed, MOST * m)))
+    number = max(2, round(share * m), round(min(needed(candidates), MOST * m)))
     return np.sort(rng_for("held out", m).permutation(m)[:number])
 
 

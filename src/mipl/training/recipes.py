@@ -44,7 +44,8 @@ class Recipe:
     )
     starts: int = setting(
         10,
-        "networks whose mean warm-up on its features gives bags their weights to begin with; 0: none",
+        "networks whose mean warm-up gives bags their weights to begin with, on images, and on vectors where "
+        "a tenth of the bags is too few to judge by; 0: none",
         idle=0,
     )
     image_lr: float = setting(
@@ -119,13 +120,15 @@ class Recipe:
         """Return the recipe with what would do nothing at its idle value, which runs do not name.
 
         On ``vectors``, and where images are learned from without pretraining, that is all for images only;
-        where the convolutions stay as they are, or there is no warm-up to end, what is for their training.
+        where the convolutions stay as they are, what is for their training; and so, with the starts, where
+        there is no warm-up.
         """
         images = self.pretrain > 0 and not vectors
         if images and self.image_lr and self.warmup_epochs:
             return self
-        fixed = dataclasses.replace(self, image_lr=0.0, image_average=0.0)
-        return fixed if images else dataclasses.replace(fixed, pretrain=0, starts=0, image_tau=0.0)
+        starts = self.starts if self.warmup_epochs else 0
+        fixed = dataclasses.replace(self, image_lr=0.0, image_average=0.0, starts=starts)
+        return fixed if images else dataclasses.replace(fixed, pretrain=0, image_tau=0.0)
 
     def on_images(self) -> Recipe:
         """Return the recipe for all layers of an image encoder that has learned from images already.

@@ -1,4 +1,4 @@
-"""Several starts on the features of images: what they make of candidate sets, and whether it is anything."""
+"""Several starts where bags say little: what they make of candidate sets, and whether it is anything."""
 
 from __future__ import annotations
 
@@ -8,18 +8,38 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader
 from mipl.data.candidates import IntArray
 from mipl.methods.base import METHODS
+from mipl.nn.encoders import Standardize
 from mipl.nn.network import BagNetwork
 from mipl.seeding import rng_for, seed_for
-from mipl.training.judging import FEWEST, advantage, fits
+from mipl.training.judging import FEWEST, advantage, fits, needed
 from mipl.training.progress import Report
 from mipl.training.recipes import Recipe
 from mipl.training.together import train_together
+
+LARGEST = 2**23  # numbers in all vectors: ten networks on more would take several minutes
+
+
+def worth_starts(bags: Bags, recipe: Recipe) -> bool:
+    """Return whether training on these vectors begins from several starts.
+
+    It does where it would have to hold out more than its share of the bags: they can spare none, and a single
+    network on the others loses classes. (Bags of images always begin so, on their features.)
+    """
+    assert bags.candidates is not None
+    return (
+        recipe.starts > 0
+        and recipe.warmup_epochs > 0
+        and len(bags.feature_shape) == 1
+        and len(bags) >= FEWEST
+        and 0 < recipe.held_out * len(bags) < needed(bags.candidates)
+        and int(bags.sizes.sum()) * bags.feature_shape[0] <= LARGEST
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +60,9 @@ class Starts:
         return advantage(*fits(p[self.bags], self.predictions, self.predictions).sum(dim=1).tolist())
 
 
-def several_starts(bags: Bags, recipe: Recipe, seed: int, report: Report | None = None) -> Starts:
+def several_starts(
+    bags: Bags, recipe: Recipe, seed: int, scaling: nn.Module, report: Report | None = None
+) -> Starts:
     """Take ``recipe.starts`` networks through the warm-up of SAM, each from weights and batches of its own.
 
     Where sets are large, which of two look-alikes a network takes for which differs from start to start; the
@@ -48,7 +70,7 @@ def several_starts(bags: Bags, recipe: Recipe, seed: int, report: Report | None 
     same bags and are no independent witnesses: the weights to begin with are the root of their mean.
 
     Each leaves out other bags, ``recipe.held_out`` of them all or an equal part, and is judged by these: so
-    nearly all bags judge, and each still teaches nearly all starts.
+    nearly all bags judge, and each still teaches nearly all starts. All scale vectors as ``scaling`` does.
     """
     m = len(bags)
     number = min(round(recipe.held_out * m), m // recipe.starts) if m >= FEWEST else 0
@@ -59,6 +81,8 @@ def several_starts(bags: Bags, recipe: Recipe, seed: int, report: Report | None 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for("start", seed, start))
             nets.append(cast(BagNetwork, method.build(bags.feature_shape, bags.k)))
+        if isinstance(scaling, Standardize):
+            nets[-1].scaling.load_state_dict(scaling.state_dict())
 
     def say(done: int, note: str = "") -> None:
         if report:

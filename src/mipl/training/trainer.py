@@ -1,4 +1,4 @@
-"""A training from the first epoch to the last: on vectors, or on features of images and then on these."""
+"""A training from the first epoch to the last: on vectors, or on features of images and then on images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mipl.training.judging import ENOUGH, failed, judge_again, predictions
 from mipl.training.parallel import Alone, randomness
 from mipl.training.progress import Report
 from mipl.training.recipes import Recipe
-from mipl.training.starts import several_starts
+from mipl.training.starts import several_starts, worth_starts
 
 
 def training_spec(method: Method, bags: Bags, recipe: Recipe, seed: int) -> dict[str, Any]:
@@ -77,9 +77,10 @@ def train(
         soften(net, recipe.image_tau)
         if not released or checkpoint is None or last_epoch(checkpoint) <= last:
             with on_features(net, bags, recipe, seed, group, report) as features:
-                history, table = training.on_features(features, last)
+                starts = recipe.starts > 0 and recipe.warmup_epochs > 0
+                history, table = training.begin(features, last, starts)
     else:
-        history = training.run(bags, table, 1, last)
+        history, table = training.begin(bags, last, worth_starts(bags, recipe))
     if released and not failed(history):
         history = training.run(bags, table, last + 1, recipe.epochs, history)
     judge_again(history, method, net, bags, group.device)
@@ -112,18 +113,20 @@ class Training:
         initial = None if bags.weights is None else loader.mine(bags.weights)
         return self.method.table(loader.mine(bags.candidates), initial)
 
-    def on_features(self, bags: Bags, last: int) -> tuple[History, PseudoLabels]:
-        """Train to epoch ``last`` on features of images, from several starts; return history and weights.
+    def begin(self, bags: Bags, last: int, from_starts: bool) -> tuple[History, PseudoLabels]:
+        """Train to epoch ``last``, perhaps from several starts; return history and weights.
 
         The starts judge, so that the method can learn from all bags. If they have learned nothing there is
         nothing to begin from, and the network stays as it was built. Otherwise the advantage is theirs or, if
         that is smaller, the method's agreement with them.
         """
         recipe = self.recipe
-        if not recipe.starts or not recipe.warmup_epochs:
+        if not from_starts:
             table = self.table(bags)
             return self.run(bags, table, 1, last), table
-        starts = several_starts(bags, recipe, self.seed, self.report if self.group.rank == 0 else None)
+        report = self.report if self.group.rank == 0 else None
+        scaling = getattr(self.net, "scaling", nn.Identity())
+        starts = several_starts(bags, recipe, self.seed, scaling, report)
         table = self.table(dataclasses.replace(bags, weights=starts.weights))
         judged = len(starts.bags) > 0
         if judged and starts.advantage < ENOUGH:
