@@ -119,6 +119,13 @@ def test_vectors_begin_from_starts_where_a_tenth_of_the_bags_is_too_few_to_judge
     assert not worth_starts(large, recipe)
 
 
+def test_noise_on_vectors_that_begin_from_starts_is_said_and_not_believed():
+    bags = gaussian_bags(150, k=4)
+    with pytest.warns(MiplNotice, match="learned nothing: its 3 starts' predictions fit"):
+        model = make_classifier("sam-cn", epochs=20, starts=3, random_state=0).fit(shuffled(bags))
+    assert model.predict_proba(bags).max(axis=1).mean() < 1 / bags.k + 0.1
+
+
 def test_starts_scale_vectors_as_the_network_does():
     bags = gaussian_bags(120, k=5, r=2, seed=3)
     large = dataclasses.replace(bags, source=bags.source * np.float32(64.0))  # exact in float32
