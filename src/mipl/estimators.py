@@ -38,7 +38,6 @@ from mipl.training.parallel import Alone, Group, device_named
 from mipl.training.progress import Report, progress_bar
 from mipl.training.recipes import Recipe, make_recipe
 from mipl.training.scaling import fit_scaling
-from mipl.training.starts import worth_starts
 from mipl.training.together import can_train_together, train_together
 
 if TYPE_CHECKING:
@@ -408,11 +407,7 @@ def fit_together(
     method, recipe, seed = begun[0][1:4]
     nets = [build(seed) for *_, build in begun]
     same = all(parts[1:4] == (method, recipe, seed) for parts in begun)
-    if (
-        not same
-        or not can_train_together(method, nets, bags)
-        or any(worth_starts(own, recipe) for own in bags)
-    ):
+    if not same or not can_train_together(method, nets, bags, recipe):
         for each, own in zip(classifiers, bags, strict=True):
             each.fit(own, report=report)
         return

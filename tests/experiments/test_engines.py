@@ -59,8 +59,8 @@ def test_a_run_on_vectors_does_not_name_what_is_for_images(source, tmp_path):
     images = job(source, tmp_path)
     vectors = dataclasses.replace(images, vectors=True)
     named, rest = images.spec.recipe_settings, vectors.spec.recipe_settings
-    assert named.keys() - rest.keys() == {"pretrain", "starts", "image_lr", "image_average", "image_tau"}
-    other = job(source, tmp_path, starts=3)
+    assert named.keys() - rest.keys() == {"pretrain", "image_lr", "image_average", "image_tau"}
+    other = job(source, tmp_path, image_tau=2.0)
     assert dataclasses.replace(other, vectors=True).spec.hash == vectors.spec.hash
     assert other.spec.hash != images.spec.hash
     run([vectors])
@@ -73,9 +73,9 @@ LATER = {"image_lr", "image_average"}  # after the warm-up, where convolutions a
 @pytest.mark.parametrize(
     ("given", "idle"),
     [
-        ({"pretrain": 0}, {"pretrain", "starts", "image_tau"} | LATER),
+        ({"pretrain": 0}, {"pretrain", "image_tau"} | LATER),
         ({"image_lr": 0.0}, LATER),
-        ({"warmup": 0.0}, LATER),
+        ({"warmup": 0.0}, {"starts"} | LATER),
         ({"head": "sigmoid"}, set()),
     ],
 )

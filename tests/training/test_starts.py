@@ -14,12 +14,13 @@ from mipl.data.splits import stratified_split
 from mipl.estimators import fit_together
 from mipl.nn.encoders import Standardize
 from mipl.seeding import rng_for
+from mipl.training import judging
 from mipl.training import starts as module
 from mipl.training.checks import MiplNotice
-from mipl.training.judging import ENOUGH
+from mipl.training.judging import ENOUGH, worth_starts
 from mipl.training.recipes import make_recipe
 from mipl.training.scaling import fit_scaling
-from mipl.training.starts import Starts, several_starts, worth_starts
+from mipl.training.starts import Starts, several_starts
 
 PLAIN = nn.Identity()
 
@@ -115,7 +116,7 @@ def test_vectors_begin_from_starts_where_a_tenth_of_the_bags_is_too_few_to_judge
         assert not worth_starts(large, make_recipe("stable", **off))
     assert not worth_starts(large, make_recipe("paper"))
     assert not worth_starts(digits_mipl(r=3), recipe)  # on the images themselves
-    monkeypatch.setattr(module, "LARGEST", large.source.size - 1)
+    monkeypatch.setattr(judging, "LARGEST", large.source.size - 1)
     assert not worth_starts(large, recipe)
 
 

@@ -16,6 +16,7 @@ from mipl.nn.encoders import Standardize, make_encoder
 from mipl.nn.heads import make_head
 from mipl.nn.members import Members, can_be_member, layer_parameters
 from mipl.nn.network import BagNetwork
+from mipl.training.recipes import make_recipe
 from mipl.training.together import MemberLoader, can_train_together
 
 
@@ -140,8 +141,11 @@ def test_what_cannot_be_trained_together_is_trained_in_turn():
             assert np.array_equal(a.predict_proba(bags), b.predict_proba(bags))
     method = METHODS["sam-cn"].make()
     nets = [method.build((5,), 4) for _ in sets]
-    assert can_train_together(method, nets, sets)
-    assert not can_train_together(method, nets, [sets[0], sets[1][:30]])
+    recipe = make_recipe("stable")
+    assert can_train_together(method, nets, sets, recipe)
+    assert not can_train_together(method, nets, [sets[0], sets[1][:30]], recipe)
+    large = gaussian_bags(150, k=5, r=3)  # it begins from starts
+    assert not can_train_together(method, nets, [large, large], recipe)
     assert not can_be_member(method.build((28, 28), 4))
 
 

@@ -18,11 +18,13 @@ from mipl.data.batch import BagLoader
 from mipl.data.candidates import BoolArray, IntArray
 from mipl.methods.base import Method
 from mipl.seeding import rng_for
+from mipl.training.recipes import Recipe
 
 FEWEST = 100  # bags: of fewer, those held out say nothing
 ENOUGH = 2.0  # standard errors above chance: one training in forty without a signal seems to have learned
 CLEAR = 2.5  # times that: what perfect predictions should reach on the bags held out
 MOST = 0.25  # of the bags, held out for that
+LARGEST = 2**23  # numbers in all vectors: ten networks on more would take several minutes
 
 
 def needed(candidates: BoolArray) -> float:
@@ -45,6 +47,23 @@ def held_out_bags(candidates: BoolArray, share: float) -> IntArray:
         return np.zeros(0, dtype=np.int64)
     number = max(2, round(share * m), round(min(needed(candidates), MOST * m)))
     return np.sort(rng_for("held out", m).permutation(m)[:number])
+
+
+def worth_starts(bags: Bags, recipe: Recipe) -> bool:
+    """Return whether training on these vectors begins from several starts.
+
+    It does where it would have to hold out more than its share of the bags: they can spare none, and a single
+    network on the others loses classes. (Bags of images always begin so, on their features.)
+    """
+    assert bags.candidates is not None
+    return (
+        recipe.starts > 0
+        and recipe.warmup_epochs > 0
+        and len(bags.feature_shape) == 1
+        and len(bags) >= FEWEST
+        and 0 < recipe.held_out * len(bags) < needed(bags.candidates)
+        and int(bags.sizes.sum()) * bags.feature_shape[0] <= LARGEST
+    )
 
 
 def class_prior(candidates: Tensor, steps: int = 100) -> Tensor:

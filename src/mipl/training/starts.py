@@ -17,29 +17,10 @@ from mipl.methods.base import METHODS
 from mipl.nn.encoders import Standardize
 from mipl.nn.network import BagNetwork
 from mipl.seeding import rng_for, seed_for
-from mipl.training.judging import FEWEST, advantage, fits, needed
+from mipl.training.judging import FEWEST, advantage, fits
 from mipl.training.progress import Report
 from mipl.training.recipes import Recipe
 from mipl.training.together import train_together
-
-LARGEST = 2**23  # numbers in all vectors: ten networks on more would take several minutes
-
-
-def worth_starts(bags: Bags, recipe: Recipe) -> bool:
-    """Return whether training on these vectors begins from several starts.
-
-    It does where it would have to hold out more than its share of the bags: they can spare none, and a single
-    network on the others loses classes. (Bags of images always begin so, on their features.)
-    """
-    assert bags.candidates is not None
-    return (
-        recipe.starts > 0
-        and recipe.warmup_epochs > 0
-        and len(bags.feature_shape) == 1
-        and len(bags) >= FEWEST
-        and 0 < recipe.held_out * len(bags) < needed(bags.candidates)
-        and int(bags.sizes.sum()) * bags.feature_shape[0] <= LARGEST
-    )
 
 
 @dataclasses.dataclass(frozen=True)

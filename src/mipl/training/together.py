@@ -18,19 +18,25 @@ from mipl.nn.members import Members, can_be_member, layer_parameters
 from mipl.nn.network import BagNetwork
 from mipl.training.epochs import History, Loop
 from mipl.training.flat import FlatParameters
-from mipl.training.judging import judge_again
+from mipl.training.judging import judge_again, worth_starts
 from mipl.training.parallel import Alone
 from mipl.training.progress import Report
 from mipl.training.recipes import Recipe
 
 
-def can_train_together(method: Method, nets: Sequence[nn.Module], bags: Sequence[Bags]) -> bool:
-    """Return whether the networks have known parts, as many bags each, and a loss of their logits alone."""
+def can_train_together(
+    method: Method, nets: Sequence[nn.Module], bags: Sequence[Bags], recipe: Recipe
+) -> bool:
+    """Return whether the networks have known parts, as many bags each, and a loss of their logits alone.
+
+    And whether none is to begin from several starts, which are trained together themselves.
+    """
     return (
         method.logits_alone
         and all(map(can_be_member, nets))
         and len({len(each) for each in bags}) == 1
         and len({each.weights is None for each in bags}) == 1
+        and not any(worth_starts(each, recipe) for each in bags)
     )
 
 

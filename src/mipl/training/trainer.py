@@ -20,11 +20,11 @@ from mipl.training.checkpoint import last_epoch, load_checkpoint, save_checkpoin
 from mipl.training.epochs import History, Loop
 from mipl.training.flat import FlatParameters
 from mipl.training.images import has_images, on_features, soften
-from mipl.training.judging import ENOUGH, failed, judge_again, predictions
+from mipl.training.judging import ENOUGH, failed, judge_again, predictions, worth_starts
 from mipl.training.parallel import Alone, randomness
 from mipl.training.progress import Report
 from mipl.training.recipes import Recipe
-from mipl.training.starts import several_starts, worth_starts
+from mipl.training.starts import several_starts
 
 
 def training_spec(method: Method, bags: Bags, recipe: Recipe, seed: int) -> dict[str, Any]:
