@@ -93,7 +93,8 @@ def ablation(records: Sequence[Record]) -> list[dict[str, Any]]:
             both = [run for run in runs if (*cell, "{}", *run) in found]
             if both:
                 own = np.array([found[*without, *run] for run in both])  # (runs, 2)
-                change = own - np.array([found[*cell, "{}", *run] for run in both])
+                whole = np.array([found[*cell, "{}", *run] for run in both])
+                change = own - whole
                 row = {"out": name, "dataset": cell[0], "r": cell[1], "runs": len(both)}
                 for column, metric in enumerate(METRICS):
                     row[metric] = {
@@ -101,6 +102,8 @@ def ablation(records: Sequence[Record]) -> list[dict[str, Any]]:
                         "worst": float((own.max if metric == "ece" else own.min)(axis=0)[column]),
                         "change": float(change[:, column].mean()),
                         "error": _error(change[:, column]),
+                        "deviation": _deviation(own[:, column]),
+                        "deviation_with": _deviation(whole[:, column]),
                     }
                 rows.append(row)
     return rows
@@ -315,8 +318,12 @@ def shown(page: Path, found: dict[str, Any]) -> str:
     return filled(page.read_text(encoding="utf-8"), {name: made[name] for name in PAGES[page]})
 
 
+def _deviation(values: NDArray[np.float64]) -> float:
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+
 def _error(values: NDArray[np.float64]) -> float:
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+    return _deviation(values) / float(np.sqrt(len(values)))
 
 
 def _change(row: dict[str, Any] | None, whole: bool) -> str:

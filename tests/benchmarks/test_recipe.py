@@ -4,6 +4,7 @@ import json
 import sys
 
 import numpy as np
+import pytest
 
 from conftest import REPO
 from mipl import make_classifier
@@ -61,8 +62,12 @@ def test_an_ingredient_is_compared_on_the_same_runs():
     assert abs(rows["`balance`"]["ece"]["change"] - 0.3) < 1e-9
     assert rows["`balance`"]["accuracy"]["worst"] == 0.7
     assert abs(rows["`balance`"]["ece"]["worst"] - 0.3) < 1e-9
-    assert rows["nothing"]["ece"] == {"mean": 0.0, "worst": 0.0, "change": 0.0, "error": 0.0}
+    assert set(rows["nothing"]["ece"].values()) == {0.0}
     assert set(rows) == {"nothing", "`balance`"}
+    records = [run(split=1), run(worse, split=2), run(split=1, balance=0.0), run(split=2, balance=0.0)]
+    own = {row["out"]: row for row in recipe.ablation(records)}["`balance`"]["accuracy"]
+    assert own["deviation"] == 0.0
+    assert own["deviation_with"] == pytest.approx(0.3 / 2**0.5)
 
 
 def test_collapses_are_counted():
