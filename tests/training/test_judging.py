@@ -267,14 +267,14 @@ def test_what_was_learned_and_lost_again_is_found_out(monkeypatch, together):
 
 def test_few_bags_and_the_paper_are_not_judged():
     for bags, settings_ in ((80, {}), (150, {"recipe": "paper"}), (150, {"held_out": 0.0})):
-        model = make_classifier("sam-cn", starts=0, epochs=4, **settings_).fit(gaussian_bags(bags=bags, k=4))
+        model = make_classifier("sam-cn", epochs=4, **settings_).fit(gaussian_bags(bags=bags, k=4))
         assert "advantage" not in model.history_
 
 
 def test_the_history_says_how_even_the_classes_are():
     bags = gaussian_bags(bags=60, k=4)
-    model = make_classifier("sam-cn", starts=0, epochs=4).fit(bags)
+    model = make_classifier("sam-cn", epochs=4).fit(bags)
     assert all(0 < value <= 1 + 1e-6 for value in model.history_["class_entropy"])
     one = dataclasses.replace(bags, candidates=np.eye(4, dtype=bool)[np.zeros(60, int)], labels=None)
-    same = make_classifier("sam-cn", starts=0, epochs=2).fit(one)
+    same = make_classifier("sam-cn", epochs=2).fit(one)
     assert max(same.history_["class_entropy"]) < 1e-6

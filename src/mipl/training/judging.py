@@ -24,7 +24,7 @@ FEWEST = 100  # bags: of fewer, those held out say nothing
 ENOUGH = 2.0  # standard errors above chance: one training in forty without a signal seems to have learned
 CLEAR = 2.5  # times that: what perfect predictions should reach on the bags held out
 MOST = 0.25  # of the bags, held out for that
-LARGEST = 2**23  # numbers in all vectors: ten networks on more would take several minutes
+LARGEST = 2**23  # numbers in all vectors, above which ten networks take too long
 
 
 def needed(candidates: BoolArray) -> float:

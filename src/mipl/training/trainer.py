@@ -71,7 +71,6 @@ def train(
     images = recipe.pretrain > 0 and has_images(net)
     released = images and recipe.in_effect().image_lr > 0
     last = recipe.warmup_epochs if released else recipe.epochs
-    table = training.table(bags)
     history: History = {}
     if images:
         soften(net, recipe.image_tau)
@@ -79,6 +78,8 @@ def train(
             with on_features(net, bags, recipe, seed, group, report) as features:
                 starts = recipe.starts > 0 and recipe.warmup_epochs > 0
                 history, table = training.begin(features, last, starts)
+        else:  # its weights are in the checkpoint
+            table = training.table(bags)
     else:
         history, table = training.begin(bags, last, worth_starts(bags, recipe))
     if released and not failed(history):
