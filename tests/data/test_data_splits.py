@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 from random_bags import many, real
 from scipy.io import savemat
 
+from mipl.data.bags import Bags
 from mipl.data.benchmarks import digits_mipl, gaussian_bags
-from mipl.data.splits import official_split, stratified_fold, stratified_split
+from mipl.data.splits import official_split, own_split, stratified_fold, stratified_split
 from mipl.errors import DataError, SettingError, StorageError
 
 
@@ -197,3 +198,31 @@ def test_the_real_official_splits_are_350_to_150_and_stratified():
         assert np.bincount(classes[train]).tolist() == [70] * 5
         seen.add(tuple(train.tolist()))
     assert len(seen) == 10
+
+
+# ---- a data set's own split ------------------------------------------------------------------------------
+
+
+def with_own_split(ids):
+    return many([1] * len(ids), ids=ids, provenance={"own_split": {"train": "a-", "test": "b-"}})
+
+
+def test_a_data_set_without_a_split_of_its_own_has_none():
+    assert own_split(labelled([0, 1])) is None
+
+
+def test_the_own_split_follows_the_ids_through_selections_and_files(tmp_path):
+    bags = with_own_split(["b-1", "a-1", "ab-1", "a-b-2", "b-2"])
+    train, test = own_split(bags)
+    assert (train.tolist(), test.tolist()) == ([1, 3], [0, 4])  # what is in neither part is left out
+    train, test = own_split(bags[[4, 3, 1]])
+    assert (train.tolist(), test.tolist()) == ([1, 2], [0])
+    bags.save(tmp_path / "bags.npz")
+    assert [part.tolist() for part in own_split(Bags.load(tmp_path / "bags.npz"))] == [[1, 3], [0, 4]]
+
+
+@pytest.mark.parametrize(("kept", "counts"), [([0, 1], "2 training and 0 test"), ([2], "0 training and 1")])
+def test_an_own_split_with_an_empty_part_is_refused(kept, counts):
+    bags = with_own_split(["a-1", "a-2", "b-1"])
+    with pytest.raises(DataError, match=f"own split, {counts}"):
+        own_split(bags[kept])

@@ -93,7 +93,13 @@ def run(
     methods_: Annotated[
         str, typer.Option("--methods", help="Names separated by commas, or 'all'.")
     ] = "sam-cn",
-    splits: Annotated[str, typer.Option("--splits", help="Which splits: 1-10, or 1,3,5.")] = "1-10",
+    splits: Annotated[
+        str | None,
+        typer.Option(
+            "--splits",
+            help="Which splits: 1-10 (the default), or 1,3,5. A data set with a split of its own has 1 only.",
+        ),
+    ] = None,
     official: Annotated[
         Path | None,
         typer.Option(
@@ -138,6 +144,7 @@ def run(
 ) -> None:
     """Train methods over train/test splits in parallel, leaving one record a run; finished runs are kept."""
     from mipl.data.sources import Source
+    from mipl.data.splits import own_split
     from mipl.experiments.engines import run_jobs
     from mipl.experiments.runner import Job, split_of
     from mipl.methods import METHODS
@@ -162,7 +169,8 @@ def run(
     names = (
         list(METHODS) if methods_ == "all" else [name.strip() for name in methods_.split(",") if name.strip()]
     )
-    chosen = numbers(splits)
+    has_own = own_split(bags) is not None
+    chosen = numbers(splits if splits is not None else "1" if has_own else "1-10")
     blocks: dict[int, tuple[int, ...]] = {}  # split -> those that it is trained together with
     for first in range(0, len(chosen) if together > 1 else 0, together):
         block = tuple(chosen[first : first + together])
@@ -176,7 +184,7 @@ def run(
             seed=seed,
             data_digest=bags.digest(),
             store=str(out),
-            splits="stratified" if official is None else "official",
+            splits="official" if has_own or official is not None else "stratified",
             split_folder=as_text(official) or "",
             provenance=dict(bags.provenance),
             together=blocks.get(split, ()),

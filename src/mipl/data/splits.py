@@ -1,4 +1,4 @@
-"""Train/test splits: stratified by seed, grouped by patient, or the official ones of a benchmark."""
+"""Train/test splits: stratified by seed, grouped by patient, or the official ones of a data set."""
 
 from __future__ import annotations
 
@@ -124,6 +124,24 @@ def _strata(bags: Bags) -> list[list[IntArray]]:
         [block for block, s in zip(blocks, stratum, strict=True) if s == wanted]
         for wanted in np.unique(stratum).tolist()
     ]
+
+
+def own_split(bags: Bags) -> Split | None:
+    """Return the (train, test) indices of the one split that a data set comes with, or None.
+
+    Such a data set has ``provenance["own_split"]``: {"train": prefix of the training bags' ids, "test":
+    prefix of the test bags' ids}.
+    """
+    prefixes = bags.provenance.get("own_split")
+    if prefixes is None:
+        return None
+    train, test = (np.flatnonzero(np.char.startswith(bags.ids, prefixes[part])) for part in ("train", "test"))
+    if not len(train) or not len(test):
+        raise DataError(
+            f"Of the data set's own split, {len(train)} training and {len(test)} test bags are here: "
+            "use the whole data set."
+        )
+    return train, test
 
 
 def official_split(bags: Bags, folder: Path, number: int) -> Split:

@@ -20,7 +20,14 @@ from torch.utils.flop_counter import FlopCounterMode
 import mipl
 from mipl.data.bags import Bags
 from mipl.data.sources import Source
-from mipl.data.splits import Split, official_split, stratified_fold, stratified_split, training_share
+from mipl.data.splits import (
+    Split,
+    official_split,
+    own_split,
+    stratified_fold,
+    stratified_split,
+    training_share,
+)
 from mipl.errors import DataError, SettingError
 from mipl.estimators import BagClassifier, fit_together, make_classifier
 from mipl.methods.base import AttentionMethod
@@ -232,6 +239,12 @@ def split_of(bags: Bags, job: Job) -> Split:
 def _whole_split(bags: Bags, job: Job) -> Split:
     if bags.labels is None:
         raise DataError(f"{job.source.name} has no true labels: a run needs them to measure accuracy.")
+    if (own := own_split(bags)) is not None:
+        if (job.splits, job.split, job.split_folder) != ("official", 1, ""):
+            raise SettingError(
+                f"{job.source.name} has one split of its own, number 1: leave --splits and --official out."
+            )
+        return own
     if job.splits == "official":
         return official_split(bags, Path(job.split_folder), job.split)
     if job.splits.startswith("fold of "):
