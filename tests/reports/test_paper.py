@@ -123,6 +123,15 @@ def test_stand_ins_have_a_table_of_their_own(tmp_path):
     assert all(not value["paper_mean"] for value in product.tables[0].values)
 
 
+@pytest.mark.parametrize("name", ["table2", "table4", "tableA3", "figA8"])
+def test_runs_on_data_sets_outside_the_paper_change_nothing(name, birds, tmp_path):
+    wants = [Want("sival6-mipl", 1, "sam-cn"), Want("labelme", None, "sam-cn")]
+    alone, together = draw(name, birds), draw(name, [*birds, *records_of(tmp_path, wants)])
+    assert [table.values for table in together.tables] == [table.values for table in alone.tables]
+    assert together.notes == alone.notes
+    assert set(together.runs.used) == set(alone.runs.used)
+
+
 def test_head_against_loss_parts_the_two(tmp_path):
     wants = ITEMS["head-vs-loss"].wants()
     records = records_of(tmp_path, wants, splits=(1,))

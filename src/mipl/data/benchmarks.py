@@ -1,4 +1,4 @@
-"""Data sets by name: the embedded default, tiny bags for tests, and the paper's, built from raw files."""
+"""Data sets by name: embedded digits, tiny bags for tests, and those built from raw files."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from mipl.data.candidates import IntArray, add_confusable, add_false_positives
 from mipl.data.formats.c45 import read_c45
 from mipl.data.formats.idx import read_idx
 from mipl.data.formats.mat import read_mat
+from mipl.data.labelme import labelme
+from mipl.data.sival6 import sival6_mipl
 from mipl.errors import DataError, SettingError, StorageError, suggest
 from mipl.seeding import rng_for
 
@@ -242,6 +244,8 @@ BUILDERS: dict[str, Callable[..., Bags]] = {
     "birdsong-mipl": birdsong_mipl,
     "sival-mipl": sival_mipl,
     "digits-mipl-vectors": digits_vectors,
+    "sival6-mipl": sival6_mipl,
+    "labelme": labelme,
 }
 for _set, _encoder in (("c", "r34"), ("crc5", "lite0")):
     for _generator in ("row", "sbn", "kmeans", "sift", *(f"{_encoder}-{n}" for n in (9, 16, 25))):
@@ -257,13 +261,9 @@ def takes_r(name: str) -> bool:
 
 def raw_files(name: str) -> str:
     """Return what the folder of raw files of a data set holds."""
-    if name.startswith(("c-", "crc5-")):
-        return (
-            "images in seven folders, one a class"
-            if name.startswith("c-")
-            else f"images in {', '.join(CRC5)}"
-        )
-    return RAW.get(name, "")
+    if name.startswith("c-"):
+        return "images in seven folders, one per class"
+    return f"images in {', '.join(CRC5)}" if name.startswith("crc5-") else RAW.get(name, "")
 
 
 RAW = {
@@ -273,6 +273,8 @@ RAW = {
     "fmnist-mipl": "Fashion-MNIST's IDX files, plain or gzipped",
     "birdsong-mipl": "HJA Birdsong's text files",
     "sival-mipl": "SIVAL as <class>.data files (C4.5)",
+    "sival6-mipl": "six classes of SIVAL in sival6.npz",
+    "labelme": "LabelMe's crowd labels: votes.csv, labels.csv, features.npz",
 }
 
 
@@ -295,14 +297,15 @@ def build(
         if not raw.is_dir():
             raise StorageError(f"{raw} is not a folder: give the folder of the raw files of {name}.")
         authors = raw / authors_file(name, 1 if r is None else r)
-        if authors.is_file():
+        if name in AUTHORS and authors.is_file():
             if seed is not None:
                 raise SettingError(f"{authors} is the authors' file, which has no seed: leave it out.")
             return read_authors(name, authors)
         settings["raw"] = raw
-    if takes_r(name):
-        settings["r"] = 1 if r is None else r
-    return BUILDERS[name](seed=seed or 0, **{key: value for key, value in settings.items() if key in takes})
+    if "seed" not in takes and seed is not None:
+        raise SettingError(f"{name} has nothing to draw: leave the seed out.")
+    settings |= {"r": 1 if r is None else r, "seed": seed or 0}
+    return BUILDERS[name](**{key: value for key, value in settings.items() if key in takes})
 
 
 # What the authors call the sets: the part before _r1.mat, or the whole name for those with crowd labels.
