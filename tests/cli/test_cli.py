@@ -57,6 +57,11 @@ def test_fit_predict_evaluate(files, tmp_path, capsys):
     truth = dict(zip(bags.ids.tolist(), (bags.classes[i] for i in bags.labels), strict=True))
     assert values["accuracy"] == np.mean([truth[row["bag_id"]] == row["label"] for row in rows])
     assert values["accuracy_low"] <= values["accuracy"] <= values["accuracy_high"]
+    code, out, _ = run(capsys, "evaluate", tmp_path / "p.csv", files / "bags.npz", "--bootstrap", "5")
+    assert code == 0
+    (row,) = [line for line in out.splitlines() if "calibration error if calibrated" in line]
+    assert f"{values['calibration_error_if_calibrated']:.4f}" in row
+    assert "–" not in row  # no interval
     code, out, _ = run(capsys, "evaluate", tmp_path / "p.csv", files / "bags.npz", "--bootstrap", "0")
     assert code == 0
     assert "expected calibration error" in out

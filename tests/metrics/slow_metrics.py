@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 
 import numpy as np
 from hypothesis import strategies as st
@@ -98,6 +100,26 @@ def classwise_calibration_error(rows, labels, bins):
         pairs = [(row[j], float(y == j)) for row, y in zip(rows, labels, strict=True)]
         errors.append(eq2(equal_width(pairs, bins)))
     return sum(errors) / k
+
+
+def calibration_error_if_calibrated(rows, bins, draws, seed):
+    """Simulate with Python's own generator: a mean that agrees within the noise of the draws."""
+    generator = random.Random(seed)
+    total = 0.0
+    for _ in range(draws):
+        pairs = [(max(row), float(generator.random() < max(row))) for row in rows]
+        total += eq2(equal_width(pairs, bins))
+    return total / draws
+
+
+def expected_if_calibrated(rows, bins):
+    """Sum over every outcome of every bin, with its probability: exact, for few examples per bin."""
+    total = 0.0
+    for group in equal_width([(max(row), 0.0) for row in rows], bins):
+        for outcome in itertools.product((0, 1), repeat=len(group)):
+            chance = math.prod(c if hit else 1 - c for (c, _), hit in zip(group, outcome, strict=True))
+            total += chance * abs(sum(outcome) - sum(c for c, _ in group))
+    return total / len(rows)
 
 
 def accuracy_at_coverage(rows, labels):

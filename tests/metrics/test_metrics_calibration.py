@@ -7,6 +7,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from netcal.metrics.confidence import ACE, ECE, MCE
+from scipy.stats import binom
 from sklearn.calibration import calibration_curve
 from torchmetrics.functional.classification import multiclass_calibration_error
 
@@ -14,6 +15,7 @@ from mipl.errors import DataError, SettingError
 from mipl.metrics import (
     accuracy,
     adaptive_calibration_error,
+    calibration_error_if_calibrated,
     classwise_calibration_error,
     expected_calibration_error,
     maximum_calibration_error,
@@ -286,3 +288,79 @@ def test_bins_must_be_a_number_of_bins(metric, bins):
 def test_input_is_checked(metric):
     with pytest.raises(DataError, match=r"Row 1 of the probabilities sums to 0\.8"):
         metric([[0.5, 0.5], [0.5, 0.3]], [0, 0])
+
+
+# --- the ECE of a perfectly calibrated model ---
+
+
+def noise(m, draws):
+    """Five standard errors of the mean ECE over draws: the ECE of m labels deviates by less than 1/√(4m)."""
+    return 5 / np.sqrt(4 * m * draws)
+
+
+@pytest.mark.parametrize("bins", [1, 4, 15])
+def test_calibrated_error_equals_the_slow_loop(bins):
+    p, _ = slow.sampled(60, 4, seed=3)
+    expected = slow.calibration_error_if_calibrated(p.tolist(), bins, draws=4000, seed=0)
+    value = calibration_error_if_calibrated(p, bins=bins, draws=4000)
+    assert value == pytest.approx(expected, abs=np.sqrt(2) * noise(60, 4000))
+
+
+@given(data=slow.predictions(most=8), bins=st.integers(1, 20))
+@settings(deadline=None, max_examples=30)
+def test_calibrated_error_equals_the_sum_over_all_outcomes(data, bins):
+    p, _ = data
+    expected = slow.expected_if_calibrated(p.astype(float).tolist(), bins)
+    value = calibration_error_if_calibrated(p, bins=bins, draws=4000)
+    assert type(value) is float
+    assert value == pytest.approx(expected, abs=noise(len(p), 4000))
+
+
+@pytest.mark.parametrize(("m", "c"), [(1, 0.7), (20, 0.55), (100, 0.9), (400, 0.6)])
+def test_calibrated_error_of_a_constant_confidence_is_the_binomial_mean_deviation(m, c):
+    hits = np.arange(m + 1)
+    expected = float(binom.pmf(hits, m, c) @ np.abs(hits / m - c))  # E|Binomial(m, c)/m − c|
+    value = calibration_error_if_calibrated(binary([c] * m), draws=20_000)
+    assert value == pytest.approx(expected, abs=noise(m, 20_000))
+
+
+def test_calibrated_error_is_the_mean_error_of_labels_that_follow_the_probabilities():
+    p, _ = slow.sampled(80, 5, seed=4)
+    rng = np.random.default_rng(0)
+    labels = [[rng.choice(5, p=row) for row in p] for _ in range(200)]
+    errors = [expected_calibration_error(p, y) for y in labels]
+    assert calibration_error_if_calibrated(p, draws=4000) == pytest.approx(
+        np.mean(errors), abs=noise(80, 190)
+    )
+
+
+def test_certain_predictions_leave_no_error_to_chance():
+    assert calibration_error_if_calibrated(np.eye(3)) == 0.0
+
+
+def test_calibrated_error_depends_on_the_seed_and_not_on_order_classes_or_blocks(monkeypatch):
+    p, _ = slow.sampled(70, 3, seed=5)
+    value = calibration_error_if_calibrated(p)
+    assert calibration_error_if_calibrated(p[::-1]) == value
+    assert calibration_error_if_calibrated(p[:, [2, 0, 1]]) == value
+    assert calibration_error_if_calibrated(p, seed=1) != value
+    assert calibration_error_if_calibrated(p, bins=15, draws=1000, seed=0) == value
+    monkeypatch.setattr("mipl.metrics.calibration.BLOCK", 300)  # four draws at a time
+    assert calibration_error_if_calibrated(p) == pytest.approx(value, rel=1e-12)
+    monkeypatch.setattr("mipl.metrics.calibration.BLOCK", 1)
+    assert calibration_error_if_calibrated(p) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [({"draws": 0}, "draws is 0; give"), ({"draws": 1.5}, "draws is 1.5; give"), ({"bins": 0}, "bins is 0")],
+)
+def test_calibrated_error_checks_its_settings(wrong, sentence):
+    with pytest.raises(SettingError, match=sentence):
+        calibration_error_if_calibrated([[0.5, 0.5]], **wrong)
+
+
+@pytest.mark.parametrize("p", [[0.5, 0.5], [[0.5], [0.5, 0.5]], [[0.5, 0.4]], [[np.nan, 1.0]]])
+def test_calibrated_error_checks_its_input(p):
+    with pytest.raises(DataError, match=r"robabilit"):
+        calibration_error_if_calibrated(p)

@@ -8,10 +8,16 @@ import slow_metrics as slow
 
 import mipl.metrics
 from mipl.errors import DataError, SettingError
-from mipl.metrics import bootstrap_interval, evaluate, expected_calibration_error
+from mipl.metrics import (
+    bootstrap_interval,
+    calibration_error_if_calibrated,
+    evaluate,
+    expected_calibration_error,
+)
 
 PLAIN = ["accuracy", "balanced_accuracy", "brier", "negative_log_likelihood"]
 BINNED = [f"{kind}_calibration_error" for kind in ("expected", "maximum", "adaptive", "classwise")]
+SIMULATED = "calibration_error_if_calibrated"  # has no interval
 
 
 def test_reports_every_metric_under_its_name():
@@ -19,16 +25,19 @@ def test_reports_every_metric_under_its_name():
     report = evaluate(p, y, bins=7)
     expected = {name: getattr(slow, name)(p.tolist(), y.tolist()) for name in PLAIN}
     expected |= {name: getattr(slow, name)(p.tolist(), y.tolist(), 7) for name in BINNED}
+    expected[SIMULATED] = calibration_error_if_calibrated(p, bins=7)
     assert report == pytest.approx(expected, abs=1e-12)
-    assert list(report) == PLAIN + BINNED
+    assert list(report) == [*PLAIN, *BINNED, SIMULATED]
     assert evaluate(p, y) == evaluate(p, y, bins=15) != report
 
 
 def test_adds_intervals_when_asked():
     p, y = slow.sampled(50, 3, seed=2)
     report = evaluate(p, y, bins=5, bootstrap=40, seed=3)
-    plain = evaluate(p, y, bins=5)
-    assert list(report) == [name + end for name in PLAIN + BINNED for end in ("", "_low", "_high")]
+    plain = evaluate(p, y, bins=5, seed=3)
+    with_interval = [name + end for name in PLAIN + BINNED for end in ("", "_low", "_high")]
+    assert list(report) == [*with_interval, SIMULATED]
+    assert report[SIMULATED] == calibration_error_if_calibrated(p, bins=5, seed=3)
     assert {name: report[name] for name in plain} == plain
 
     def error(p, y):
@@ -66,7 +75,7 @@ def test_input_is_checked():
 
 def test_exports_what_it_names():
     assert all(hasattr(mipl.metrics, name) for name in mipl.metrics.__all__)
-    assert set(PLAIN + BINNED) < set(mipl.metrics.__all__)
+    assert {*PLAIN, *BINNED, SIMULATED} < set(mipl.metrics.__all__)
 
 
 def test_import_brings_numpy_alone():

@@ -251,6 +251,7 @@ def evaluate(
         title_justify="left",
     )
     for name in [key for key in values if not key.endswith(("_low", "_high"))]:
-        interval = [f"{values[f'{name}_low']:.4f} – {values[f'{name}_high']:.4f}"] if bootstrap else []
+        low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
+        interval = [] if low is None or high is None else [f"{low:.4f} – {high:.4f}"]
         table.add_row(name.replace("_", " "), f"{values[name]:.4f}", *interval)
     console().print(table)

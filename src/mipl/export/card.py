@@ -136,7 +136,7 @@ def _metrics(labelled: tuple[str, Bags] | None, measured: tuple[Floats, Ints, Ba
         (
             key.replace("_", " "),
             f"{values[key]:.4f}",
-            f"{values[f'{key}_low']:.4f} – {values[f'{key}_high']:.4f}",
+            f"{values[f'{key}_low']:.4f} – {values[f'{key}_high']:.4f}" if f"{key}_low" in values else "–",
         )
         for key in values
         if not key.endswith(("_low", "_high"))

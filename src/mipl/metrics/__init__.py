@@ -12,6 +12,7 @@ from mipl.metrics._inputs import checked
 from mipl.metrics.calibration import (
     ReliabilityCurve,
     adaptive_calibration_error,
+    calibration_error_if_calibrated,
     classwise_calibration_error,
     expected_calibration_error,
     maximum_calibration_error,
@@ -54,6 +55,7 @@ __all__ = [
     "bootstrap_interval",
     "brier",
     "calibration_error_at_top",
+    "calibration_error_if_calibrated",
     "classwise_calibration_error",
     "covering_rate",
     "covering_rate_scorer",
@@ -80,7 +82,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Return every metric under its function's name, as plain floats that JSON can hold.
 
-    With ``bootstrap`` draws each ``name`` is followed by ``name_low`` and ``name_high``, its 95% interval.
+    With ``bootstrap`` draws each ``name`` is followed by ``name_low`` and ``name_high``, its 95% interval;
+    only ``calibration_error_if_calibrated``, which does not depend on the labels, has none.
     """
     if not isinstance(bootstrap, int | np.integer) or bootstrap < 0:
         raise SettingError(f"bootstrap is {bootstrap!r}; give a number of draws, or 0 for no intervals.")
@@ -102,4 +105,5 @@ def evaluate(
             report[name], report[f"{name}_low"], report[f"{name}_high"] = interval
         else:
             report[name] = metric(p, y)
+    report["calibration_error_if_calibrated"] = calibration_error_if_calibrated(p, bins=bins, seed=seed)
     return report

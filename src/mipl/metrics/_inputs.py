@@ -15,25 +15,36 @@ TOLERANCE = 1e-3  # the softmax of a float32 model does not sum to 1 exactly
 
 def checked(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Floats, Ints]:
     """Return probabilities (m, k) in float64 and labels (m,), or say which row is wrong."""
+    p = checked_probabilities(probabilities)
+    m, k = p.shape
     try:
-        p = np.asarray(probabilities, dtype=np.float64)  # (m, k)
         y = np.asarray(labels)  # (m,)
     except (TypeError, ValueError) as error:
-        raise DataError(
-            "Probabilities or labels are ragged or not numbers; give an m×k table and m column indices."
-        ) from error
-    if p.ndim != 2 or p.size == 0:
-        raise DataError(
-            f"Probabilities have shape {p.shape}; give an m×k table, one row for each example (m ≥ 1)."
-        )
-    m, k = p.shape
+        raise DataError("Labels are ragged or not numbers; give m column indices.") from error
     if y.shape != (m,):
         raise DataError(
             f"Labels have shape {y.shape} for {m} rows of probabilities; give one label for each row."
         )
     if y.dtype.kind not in "iu":
         raise DataError(f"Labels are of type {y.dtype}; give whole numbers, the column index of each class.")
+    if (unknown := (y < 0) | (y >= k)).any():
+        row = unknown.argmax()
+        raise DataError(
+            f"Label {y[row]} in row {row} is not a column from 0 to {k - 1}; number classes by their column."
+        )
+    return p, y.astype(np.int64)
 
+
+def checked_probabilities(probabilities: npt.ArrayLike) -> Floats:
+    """Return a copy of probabilities (m, k) in float64, or say which row is wrong."""
+    try:
+        p = np.asarray(probabilities, dtype=np.float64)  # (m, k)
+    except (TypeError, ValueError) as error:
+        raise DataError("Probabilities are ragged or not numbers; give an m×k table.") from error
+    if p.ndim != 2 or p.size == 0:
+        raise DataError(
+            f"Probabilities have shape {p.shape}; give an m×k table, one row for each example (m ≥ 1)."
+        )
     # Compared so that NaN is out of range too.
     outside = ~((p >= 0) & (p <= 1 + TOLERANCE))
     if outside.any():
@@ -48,12 +59,7 @@ def checked(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Floats
         raise DataError(
             f"Row {row} of the probabilities sums to {sums[row]:.6g}, not to 1; divide each row by its sum."
         )
-    if (unknown := (y < 0) | (y >= k)).any():
-        row = unknown.argmax()
-        raise DataError(
-            f"Label {y[row]} in row {row} is not a column from 0 to {k - 1}; number classes by their column."
-        )
-    return np.minimum(p, 1.0), y.astype(np.int64)  # copies; rounding may leave a hair more than 1
+    return np.minimum(p, 1.0)  # rounding may leave slightly more than 1
 
 
 def top_label(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Floats, Floats]:

@@ -14,7 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mipl.errors import SettingError
-from mipl.metrics._inputs import Floats, Ints, checked, top_label
+from mipl.metrics._inputs import Floats, Ints, checked, checked_probabilities, top_label
+from mipl.seeding import rng_for
+
+BLOCK = 1_000_000  # simulated predictions in memory at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +64,48 @@ def expected_calibration_error(
     _check_bins(bins)
     confidence, correct = top_label(probabilities, labels)
     return _weighted_gap(confidence, correct, _equal_width(confidence, bins))
+
+
+def calibration_error_if_calibrated(
+    probabilities: npt.ArrayLike, *, bins: int = 15, draws: int = 1000, seed: int = 0
+) -> float:
+    """Return the expected ECE of a perfectly calibrated model with the same confidences.
+
+    On m examples even such a model has an ECE above 0, because the accuracy in a bin varies by chance. An ECE
+    near this value is no evidence of miscalibration. It is estimated by simulation: each predicted label is
+    right with probability equal to its confidence.
+
+    Args:
+        probabilities: (m, k) with rows that sum to 1; only the largest value of each row matters.
+        bins: number of equal-width bins, as in :func:`expected_calibration_error`.
+        draws: number of simulated sets of m labels.
+        seed: of the simulation.
+
+    Returns:
+        The mean ECE over the draws. The order of the rows does not change it.
+
+    Raises:
+        SettingError: ``bins`` or ``draws`` is not a whole number from 1 on.
+        DataError: a row is not a distribution.
+
+    >>> round(calibration_error_if_calibrated([[0.5, 0.5]]), 12)  # right or wrong, the gap is 0.5
+    0.5
+    """
+    _check_bins(bins)
+    if not isinstance(draws, int | np.integer) or draws < 1:
+        raise SettingError(f"draws is {draws!r}; give a whole number of draws, 1 or more.")
+    confidence = np.sort(checked_probabilities(probabilities).max(axis=1))  # (m,)
+    # Sorted, the examples of a bin are adjacent: each of the b non-empty bins is one slice.
+    _, starts = np.unique(_equal_width(confidence, bins), return_index=True)  # (b,)
+    expected = np.add.reduceat(confidence, starts)  # (b,) expected number of right predictions
+    rng = rng_for("calibrated labels", int(seed))
+    total = 0.0
+    rows = max(1, BLOCK // confidence.size)
+    for first in range(0, draws, rows):
+        right = rng.random((min(rows, draws - first), confidence.size)) < confidence  # (rows, m)
+        count = np.add.reduceat(right, starts, axis=1, dtype=np.int64)  # (rows, b)
+        total += float(np.abs(count - expected).sum())
+    return total / (draws * confidence.size)
 
 
 def maximum_calibration_error(

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mipl.errors import DataError
-from mipl.metrics._inputs import Floats, checked
+from mipl.metrics._inputs import Floats, checked_probabilities
 
 Bools = npt.NDArray[np.bool_]
 
@@ -131,7 +131,7 @@ def _checked(probabilities: npt.ArrayLike, candidates: npt.ArrayLike) -> tuple[F
             f"The candidates are of type {sets.dtype} and shape {sets.shape}; give 0 or 1 for each of the "
             f"probabilities, which have shape {given.shape}."
         )
-    p, _ = checked(given, np.zeros(given.shape[:1], dtype=np.int64))
+    p = checked_probabilities(given)
     inside = sets.astype(np.bool_)
     if not inside.any(axis=1).all():
         row = int((~inside.any(axis=1)).argmax())
