@@ -24,7 +24,7 @@ class FakeBags:
         self.ids = np.array([f"bag{i}" for i in range(M)])
         self.candidates = add_false_positives(labels, K, 1, "held out")
 
-    def digest(self):
+    def content_digest(self):
         return "d"
 
 

@@ -138,6 +138,7 @@ def run(
 ) -> None:
     """Train methods over train/test splits in parallel, leaving one record a run; finished runs are kept."""
     from mipl.data.sources import Source
+    from mipl.data.splits import split_digest
     from mipl.experiments.engines import run_jobs
     from mipl.experiments.runner import Job, split_of
     from mipl.methods import METHODS
@@ -167,6 +168,11 @@ def run(
     for first in range(0, len(chosen) if together > 1 else 0, together):
         block = tuple(chosen[first : first + together])
         blocks |= dict.fromkeys(block, block)
+    kind, folder = ("stratified", "") if official is None else ("official", str(official))
+    # Bad splits and settings are found before the first run, not after hours.
+    digests = {
+        split: split_digest(bags, split_of(bags, kind, split, share=share, folder=folder)) for split in chosen
+    }
     planned = [
         Job(
             source=source,
@@ -175,9 +181,10 @@ def run(
             split=split,
             seed=seed,
             data_digest=bags.digest(),
+            split_digest=digests[split],
             store=str(out),
-            splits="stratified" if official is None else "official",
-            split_folder=as_text(official) or "",
+            splits=kind,
+            split_folder=folder,
             provenance=dict(bags.provenance),
             together=blocks.get(split, ()),
             share=share,
@@ -187,8 +194,6 @@ def run(
         for name in names
         for split in chosen
     ]
-    for job in planned:  # bad settings and splits are found before the first run, not after hours
-        split_of(bags, job)
     specs = [job.spec for job in planned]
     try:
         failures = run_jobs(planned, engine, jobs, address, show=not as_json)
