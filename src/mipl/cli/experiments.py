@@ -144,6 +144,7 @@ def run(
     from mipl.methods import METHODS
     from mipl.records.store import EXTRAS, Store
     from mipl.records.summary import summarise
+    from mipl.reports.results import mean_and_std
 
     extras = tuple(name.strip() for name in with_.split(",") if name.strip())
     for name in extras:
@@ -217,15 +218,15 @@ def run(
             "accuracy",
             "ECE",
             "fit seconds",
-            title=f"{source.title}, mean ± deviation over splits",
+            title=f"{source.title}, mean ± standard deviation over splits",
             title_justify="left",
         )
         for row in rows:
             table.add_row(
                 row["method"],
                 str(row["runs"]),
-                f"{row['accuracy']:.2f} ± {row['accuracy_std']:.2f}",
-                f"{row['ece']:.2f} ± {row['ece_std']:.2f}",
+                mean_and_std(row["accuracy"], row["accuracy_std"], 2),
+                mean_and_std(row["ece"], row["ece_std"], 2),
                 f"{row['seconds']:.1f}",
             )
         console().print(table)
