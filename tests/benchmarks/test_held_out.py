@@ -62,6 +62,13 @@ def test_the_better_settings_are_chosen_by_candidate_sets():
         assert found[rule]["accuracy"] > found["no search"]["accuracy"]
 
 
+def test_a_run_of_other_bags_of_the_same_name_is_not_used():
+    record = made_up(1.0, 0.0)
+    assert held_out.is_of(record, FakeBags(record.arrays["labels"]))
+    record.info["spec"]["data_digest"] = "other"
+    assert not held_out.is_of(record, FakeBags(record.arrays["labels"]))
+
+
 def test_runs_are_found_by_what_was_given():
     records = [made_up(1.0, 0.0, split) for split in (2, 1)] + [made_up(3.0, 0.0)]
     assert [r.spec["split"] for r in held_out.runs(records, "birdsong-mipl", "sam-cn", gamma=1.0)] == [1, 2]
