@@ -36,7 +36,7 @@ def test_citation_has_what_the_format_asks_for():
 def test_the_pages_show_what_the_records_say():
     namespace = runpy.run_path(str(REPO / "results" / "tables.py"))
     pages = namespace["tables"]()
-    assert len(pages) == 2
+    assert REPO / "results" / "README.md" in pages
     for page, table in pages.items():
         assert table.count("\n") > 3
         assert namespace["shown"](page) == table, f"{page.name}: run python results/tables.py"

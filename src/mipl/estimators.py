@@ -194,7 +194,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "instances": int(bags.sizes.sum()),
             "candidates_per_bag": round(float(np.mean(bags.candidates.sum(axis=1))), 4),
             "provenance": dict(bags.provenance),
-            "digest": bags.digest(),
+            "digest": bags.content_digest(),
         }
         if failed(history):  # its probabilities are kept to what the bags held out bear, which is little
             self.calibration_ = softened(self, bags[held_out_bags(bags.candidates, recipe.held_out)])

@@ -24,7 +24,7 @@ class FakeBags:
         self.ids = np.array([f"bag{i}" for i in range(M)])
         self.candidates = add_false_positives(labels, K, 1, "held out")
 
-    def digest(self):
+    def content_digest(self):
         return "d"
 
 
@@ -60,6 +60,13 @@ def test_the_better_settings_are_chosen_by_candidate_sets():
     for rule in set(found) - {"no search"}:
         assert found[rule]["chosen"][1] >= 15
         assert found[rule]["accuracy"] > found["no search"]["accuracy"]
+
+
+def test_a_run_of_other_bags_of_the_same_name_is_not_used():
+    record = made_up(1.0, 0.0)
+    assert held_out.is_of(record, FakeBags(record.arrays["labels"]))
+    record.info["spec"]["data_digest"] = "other"
+    assert not held_out.is_of(record, FakeBags(record.arrays["labels"]))
 
 
 def test_runs_are_found_by_what_was_given():

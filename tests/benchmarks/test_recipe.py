@@ -11,6 +11,7 @@ from mipl import make_classifier
 from mipl.experiments.runner import is_present
 from mipl.records.store import Record
 from mipl.registry import in_force
+from mipl.training.recipes import RECIPE_VERSION
 
 sys.path.insert(0, str(REPO / "benchmarks"))
 
@@ -28,6 +29,7 @@ def run(
     spec = {
         "dataset": dataset, "r": r, "method": method, "recipe": name, "split": split,
         "hyper_parameters": in_force(parts[0]), "recipe_settings": in_force(parts[1]),
+        "recipe_version": RECIPE_VERSION,
     }  # fmt: skip
     right = float((answers == LABELS).mean())
     info = {
@@ -41,6 +43,9 @@ def test_a_run_of_another_recipe_is_not_of_the_present():
     assert is_present(run())
     assert is_present(run(balance=0.0))
     assert is_present(run(name="paper"))
+    older = run()
+    del older.info["spec"]["recipe_version"]  # as every record of version 1
+    assert not is_present(older)
     earlier = run()
     del earlier.info["spec"]["recipe_settings"]["balance"]
     assert not is_present(earlier)

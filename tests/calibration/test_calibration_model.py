@@ -137,6 +137,11 @@ def test_what_would_mislead_is_refused(model, data):
     right = cal[np.flatnonzero(model.predict(cal) == np.array(cal.classes)[cal.labels])]
     for bags, settings, sentence in (
         (train, {}, "trained on these bags"),
+        (
+            dataclasses.replace(train, groups=np.char.add("patient ", train.ids)),
+            {},
+            "trained on these bags",
+        ),
         (bare, {}, "no true labels"),
         (bare, {"by": "candidates"}, "no candidate sets"),
         (dataclasses.replace(cal, missing_truth=True), {"by": "candidates"}, "may be missing"),

@@ -20,11 +20,11 @@ import pytest
 from mipl.cli import main
 from mipl.data.benchmarks import gaussian_bags
 from mipl.data.sources import Source
-from mipl.data.splits import stratified_split, training_share
+from mipl.data.splits import split_digest, stratified_split, training_share
 from mipl.errors import SettingError
 from mipl.estimators import make_classifier
 from mipl.experiments.engines import run_local, without_record
-from mipl.experiments.runner import Job, is_present, run
+from mipl.experiments.runner import Job, is_present, run, split_of
 from mipl.records.store import Store
 
 
@@ -35,9 +35,20 @@ def source(tmp_path_factory):
     return Source(str(path))
 
 
-def job(source, store, split=1, method="sam-cn", **params):
-    digest = source.open().digest()
-    return Job(source, method, {"epochs": 2, **params}, split, "stratified", 0, digest, str(store))
+def job(source, store, split=1, method="sam-cn", share=1.0, **params):
+    bags = source.open()
+    return Job(
+        source=source,
+        method=method,
+        params={"epochs": 2, **params},
+        split=split,
+        splits="stratified",
+        seed=0,
+        data_digest=bags.digest(),
+        split_digest=split_digest(bags, split_of(bags, "stratified", split, share=share)),
+        store=str(store),
+        share=share,
+    )
 
 
 def run_here(jobs):
@@ -130,7 +141,7 @@ def test_extras_are_kept_where_they_are_asked_for_and_change_no_result(source, t
 
 
 def test_a_share_of_the_training_bags_is_another_run(source, tmp_path):
-    half = dataclasses.replace(job(source, tmp_path), share=0.5)
+    half = job(source, tmp_path, share=0.5)
     run([half])
     record = Store(tmp_path).get(half.spec)
     assert record.share == 0.5

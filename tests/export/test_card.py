@@ -81,7 +81,7 @@ def test_measurements_are_those_of_the_metrics(folder, bags):
     card = card_of(folder, ("toy r=1", test))
     text = section(card, "Measurements")
     assert "On toy r=1: 80 bags with true labels" in text
-    assert test.digest() in text
+    assert test.content_digest() in text
     shown = {row[0]: row[1:] for row in rows(text)[1:]}
     p = load(folder).predict_proba(test)
     expected = evaluate(p, test.labels, bootstrap=DRAWS)

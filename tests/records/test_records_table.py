@@ -35,6 +35,19 @@ def test_a_row_for_every_sound_record(folder):
     assert frame["fit_seconds"].eq(1).all()
 
 
+def test_what_was_split_and_by_which_version(tmp_path):
+    store = Store(tmp_path)
+    put(store, SPEC)
+    put(store, dataclasses.replace(SPEC, split_digest="s", recipe_version=2))
+    table = load_table(store)
+    assert sorted(
+        zip(*(table[name].to_pylist() for name in ("split_digest", "recipe_version")), strict=True)
+    ) == [
+        ("", 1),
+        ("s", 2),
+    ]
+
+
 def test_no_record_is_a_table_without_rows(tmp_path):
     assert load_table(tmp_path).num_rows == 0
     with pytest.raises(StorageError, match="not a folder"):

@@ -114,6 +114,27 @@ def test_summary_is_mean_and_deviation_over_splits(tmp_path):
     assert json.dumps(row)
 
 
+def test_a_single_run_has_no_standard_deviation(tmp_path):
+    put(Store(tmp_path), SPEC)
+    (row,) = summarise(Store(tmp_path))
+    assert (row["runs"], row["accuracy_std"], row["ece_std"]) == (1, None, None)
+
+
+@pytest.mark.parametrize("changes", [{"data_digest": "d2"}, {"recipe_version": 2}])
+def test_other_data_and_other_versions_are_rows_of_their_own(changes, tmp_path):
+    store = Store(tmp_path)
+    put(store, SPEC, 0.5)
+    put(store, dataclasses.replace(SPEC, split=2, **changes), 0.7)
+    assert [row["runs"] for row in summarise(store)] == [1, 1]
+
+
+def test_fields_that_came_later_are_left_out_at_their_defaults():
+    """So that records without them are still found under their hash."""
+    assert not {"together", "share", "split_digest", "recipe_version"} & SPEC.to_dict().keys()
+    later = dataclasses.replace(SPEC, together=(1, 2), share=0.5, split_digest="s", recipe_version=2)
+    assert RunSpec(**json.loads(json.dumps(later.to_dict()))).hash == later.hash
+
+
 def test_a_split_trained_alone_and_together_counts_once(tmp_path):
     store = Store(tmp_path)
     for split, together, accuracy in ((1, (), 0.5), (1, (1, 2), 0.1), (2, (1, 2), 0.7)):

@@ -113,7 +113,7 @@ def calibrate(
         p = np.exp(log_p if scaling is None else scaling.apply(log_p))
         way = "labels" if by == "labels" else candidate
         conformal = fit_conformal(p[scored], sets[scored], way, rng_for("conformal", seed))
-    made.calibration_ = Calibration(by, bags.digest(), len(bags), scaling, conformal)
+    made.calibration_ = Calibration(by, bags.content_digest(), len(bags), scaling, conformal)
     return made  # type: ignore[no-any-return]
 
 
@@ -121,12 +121,12 @@ def softened(model: Any, bags: Bags) -> Calibration | None:
     """Return the temperature above 1 that the candidate sets of bags ask of a model; None: they do not."""
     scaling = softest_scaling(model.predict_log_proba(bags), np.asarray(bags.candidates))
     sure = scaling.temperature is not None and scaling.temperature > 1.0
-    return Calibration("candidates", bags.digest(), len(bags), scaling, None) if sure else None
+    return Calibration("candidates", bags.content_digest(), len(bags), scaling, None) if sure else None
 
 
 def check_unseen(model: Any, bags: Bags) -> None:
     """Raise an error if these are the bags that the model was trained or calibrated on."""
-    digest = bags.digest()
+    digest = bags.content_digest()
     if model.trained_on_.get("digest") == digest:
         raise DataError(
             "The model was trained on these bags, on which it looks better than it is: take others."

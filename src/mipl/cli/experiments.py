@@ -144,12 +144,13 @@ def run(
 ) -> None:
     """Train methods over train/test splits in parallel, leaving one record a run; finished runs are kept."""
     from mipl.data.sources import Source
-    from mipl.data.splits import own_split
+    from mipl.data.splits import own_split, split_digest
     from mipl.experiments.engines import run_jobs
     from mipl.experiments.runner import Job, split_of
     from mipl.methods import METHODS
     from mipl.records.store import EXTRAS, Store
     from mipl.records.summary import summarise
+    from mipl.reports.results import mean_and_std
 
     extras = tuple(name.strip() for name in with_.split(",") if name.strip())
     for name in extras:
@@ -175,6 +176,12 @@ def run(
     for first in range(0, len(chosen) if together > 1 else 0, together):
         block = tuple(chosen[first : first + together])
         blocks |= dict.fromkeys(block, block)
+    kind = "official" if has_own or official is not None else "stratified"
+    folder = as_text(official) or ""
+    # Bad splits and settings are found before the first run, not after hours.
+    digests = {
+        split: split_digest(bags, split_of(bags, kind, split, share=share, folder=folder)) for split in chosen
+    }
     planned = [
         Job(
             source=source,
@@ -183,9 +190,10 @@ def run(
             split=split,
             seed=seed,
             data_digest=bags.digest(),
+            split_digest=digests[split],
             store=str(out),
-            splits="official" if has_own or official is not None else "stratified",
-            split_folder=as_text(official) or "",
+            splits=kind,
+            split_folder=folder,
             provenance=dict(bags.provenance),
             together=blocks.get(split, ()),
             share=share,
@@ -195,8 +203,6 @@ def run(
         for name in names
         for split in chosen
     ]
-    for job in planned:  # bad settings and splits are found before the first run, not after hours
-        split_of(bags, job)
     specs = [job.spec for job in planned]
     try:
         failures = run_jobs(planned, engine, jobs, address, show=not as_json)
@@ -220,15 +226,15 @@ def run(
             "accuracy",
             "ECE",
             "fit seconds",
-            title=f"{source.title}, mean ± deviation over splits",
+            title=f"{source.title}, mean ± standard deviation over splits",
             title_justify="left",
         )
         for row in rows:
             table.add_row(
                 row["method"],
                 str(row["runs"]),
-                f"{row['accuracy']:.2f} ± {row['accuracy_std']:.2f}",
-                f"{row['ece']:.2f} ± {row['ece_std']:.2f}",
+                mean_and_std(row["accuracy"], row["accuracy_std"], 2),
+                mean_and_std(row["ece"], row["ece_std"], 2),
                 f"{row['seconds']:.1f}",
             )
         console().print(table)

@@ -267,15 +267,28 @@ class Bags:
                     yield self.source[start : min(start + rows, last)]
 
     def digest(self, visit: Callable[[Array], None] | None = None) -> str:
+        """Return a hash of everything that can change the result of a run on these bags.
+
+        It covers :meth:`content_digest`, the ids, the groups and ``missing_truth``: splits depend on groups,
+        and split files and reports on ids. Instance labels and coordinates are not part of it. ``visit`` is
+        that of :meth:`content_digest`.
+        """
+        content = self.content_digest(visit)
+        groups = None if self.groups is None else self.groups.tolist()
+        text = json.dumps([content, self.ids.tolist(), groups, self.missing_truth])
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def content_digest(self, visit: Callable[[Array], None] | None = None) -> str:
         """Return a hash of instances, sizes, candidate sets, labels, weights and classes.
 
-        ``visit`` sees the instances, block by block, on the way: data too large for memory are read once for
-        both. The hash is kept, and without ``visit`` nothing is read again.
+        Bags with other ids or groups have the same one: it tells whether a model has seen these bags.
+        ``visit`` receives the instances block by block, so that data too large for memory are read once for
+        both. The hash is cached, and without ``visit`` nothing is read again.
         """
-        known: str | None = self.__dict__.get("_digest")
+        known: str | None = self.__dict__.get("_content_digest")
         if known is None or visit is not None:
             known = self._hash(visit)
-            object.__setattr__(self, "_digest", known)
+            object.__setattr__(self, "_content_digest", known)
         return known
 
     def _hash(self, visit: Callable[[Array], None] | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +38,12 @@ def stratified_split(bags: Bags, number: int, train: float = 0.7) -> Split:
         count = len(bags) if bags.groups is None else len(np.unique(bags.groups))
         raise DataError(f"{count} {what} are too few to split into a training and a test part.")
     return np.flatnonzero(mask), np.flatnonzero(~mask)
+
+
+def split_digest(bags: Bags, split: Split) -> str:
+    """Return a hash of the ids of the training bags and of the test bags, both in order."""
+    parts = [bags.ids[part].tolist() for part in split]
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
 def training_share(bags: Bags, train: IntArray, share: float, number: int) -> IntArray:

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 import mipl
 from mipl.data.bags import Bags
 from mipl.data.sources import Source
+from mipl.data.splits import split_digest
 from mipl.errors import TrainingError
 from mipl.experiments.engines import run_local
-from mipl.experiments.runner import Job
+from mipl.experiments.runner import Job, split_of
 from mipl.metrics import evaluate
 from mipl.records.store import Record, Store
 from mipl.reports.html import BagView, ModelResult, demo_page
@@ -37,17 +38,20 @@ def run_demo(out: Path, folds: int, workers: int) -> tuple[list[dict[str, Any]],
     """Make the runs that are not there yet, write ``out/index.html``, return one row per way and the page."""
     bags = SOURCE.open()
     store = Store(out / "runs")
+    kind = f"fold of {folds}"
     jobs = [
         [
             Job(
-                SOURCE,
-                method,
-                {"epochs": EPOCHS, **settings},
-                fold,
-                f"fold of {folds}",
-                0,
-                bags.digest(),
-                str(store.root),
+                source=SOURCE,
+                method=method,
+                params={"epochs": EPOCHS, **settings},
+                split=fold,
+                splits=kind,
+                seed=0,
+                data_digest=bags.digest(),
+                split_digest=split_digest(bags, split_of(bags, kind, fold)),
+                store=str(store.root),
+                provenance=dict(bags.provenance),
             )
             for fold in range(1, folds + 1)
         ]

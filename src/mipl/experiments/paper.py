@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mipl.data.catalogue import TABLE1, Characteristics, characteristics
 from mipl.data.formats.npz import save_npz
 from mipl.data.sources import Source
+from mipl.data.splits import split_digest
 from mipl.errors import MiplError, SettingError, suggest
 from mipl.experiments.engines import run_jobs
-from mipl.experiments.runner import Job, is_present
+from mipl.experiments.runner import Job, is_present, split_of
 from mipl.records.store import Store
 from mipl.reports import figures
 from mipl.reports.claims import CRC
@@ -58,6 +59,11 @@ class Options:
         """The folder of records."""
         return self.out / "records" if self.records is None else self.records
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The splits to make runs of."""
+        return self.splits or (QUICK_SPLITS if self.quick else ALL_SPLITS)
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -93,7 +99,7 @@ def reproduce(wanted: Sequence[str], options: Options, command: str) -> Outcome:
         raise SettingError("Say where the raw files are with --raw DIR, or give --quick for embedded data.")
     if options.raw is not None and not options.raw.is_dir():
         raise SettingError(f"{options.raw} is not a folder: give the folder of the raw files with --raw.")
-    data, lacking = _open(dict.fromkeys(sets), options)
+    data, lacking = _open(dict.fromkeys(sets), {want.share for want in wants}, options)
     jobs = _jobs(wants, data, options)
     failures = run_jobs(jobs, options.engine, options.workers, options.address, options.show)
     # a mean never joins runs of a recipe as it is and as it was: what is no more counts as missing
@@ -120,13 +126,14 @@ class _Data:
 
     source: Source
     digest: str
+    split_digests: dict[tuple[int, float], str]  # by number and share of the training bags
     provenance: dict[str, object]
     vectors: bool
     row: Characteristics
 
 
 def _open(
-    sets: Iterable[tuple[str, int | None]], options: Options
+    sets: Iterable[tuple[str, int | None]], shares: Collection[float], options: Options
 ) -> tuple[dict[tuple[str, int | None], _Data], dict[str, str]]:
     """Return the data sets that can be had, and for the others the reason."""
     data, lacking = {}, {}
@@ -141,13 +148,20 @@ def _open(
             source = dataclasses.replace(source, built=str(options.out / "data" / f"{dataset}.npz"))
         try:
             bags = source.open()
+            splits = {
+                (number, share): split_digest(bags, split_of(bags, "stratified", number, share=share))
+                for number in options.numbers
+                for share in shares
+            }
         except MiplError as error:
             lacking[set_title(dataset, r)] = str(error)
             continue
         if source.built is not None and not Path(source.built).is_file():
             save_npz(bags, Path(source.built))
         vectors = len(bags.feature_shape) == 1
-        data[dataset, r] = _Data(source, bags.digest(), dict(bags.provenance), vectors, characteristics(bags))
+        data[dataset, r] = _Data(
+            source, bags.digest(), splits, dict(bags.provenance), vectors, characteristics(bags)
+        )
     return data, lacking
 
 
@@ -166,7 +180,7 @@ def _jobs(wants: Iterable[Want], data: dict[tuple[str, int | None], _Data], opti
 
     A run that is wanted for several things is made once, with all extras; these are of the first split.
     """
-    splits = options.splits or (QUICK_SPLITS if options.quick else ALL_SPLITS)
+    splits = options.numbers
     epochs = options.epochs or (QUICK_EPOCHS if options.quick else None)
     extras: dict[tuple[int, Want], tuple[str, ...]] = {}
     for split in splits:
@@ -185,6 +199,7 @@ def _jobs(wants: Iterable[Want], data: dict[tuple[str, int | None], _Data], opti
             splits="stratified",
             seed=0,
             data_digest=found.digest,
+            split_digest=found.split_digests[split, want.share],
             store=str(options.store),
             provenance=found.provenance,
             share=want.share,

@@ -24,6 +24,7 @@ from mipl.data.splits import (
     Split,
     official_split,
     own_split,
+    split_digest,
     stratified_fold,
     stratified_split,
     training_share,
@@ -37,7 +38,7 @@ from mipl.records.spec import RunSpec
 from mipl.records.store import Record, Store
 from mipl.registry import in_force, restored, settings_of
 from mipl.training.progress import Report
-from mipl.training.recipes import Recipe
+from mipl.training.recipes import RECIPE_VERSION, Recipe
 
 Outcome = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # a record's info and arrays
 
@@ -53,6 +54,7 @@ class Job:
     splits: str  # "stratified", "official" or "fold of K"
     seed: int
     data_digest: str
+    split_digest: str
     store: str
     split_folder: str = ""  # of official splits
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the bags
@@ -91,6 +93,8 @@ class Job:
             seed=self.seed,
             together=self.together,
             share=self.share,
+            split_digest=self.split_digest,
+            recipe_version=RECIPE_VERSION,
         )
 
 
@@ -108,9 +112,7 @@ def keep(job: Job, info: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Non
 def measure(jobs: Sequence[Job], report: Report | None = None) -> list[Outcome]:
     """Make one run, or several of one method at once, and return what their records hold."""
     bags = jobs[0].source.open()
-    if bags.digest() != jobs[0].data_digest:
-        raise DataError(f"{jobs[0].source.name} has changed since the runs were planned: start again.")
-    splits = [split_of(bags, job) for job in jobs]
+    splits = [_planned_split(bags, job) for job in jobs]
     classifiers = [job.classifier() for job in jobs]
     marks: list[tuple[int, float]] = []  # epochs done, and when by the processor
 
@@ -215,8 +217,10 @@ def _flops(classifier: BagClassifier, bags: Bags) -> int:
 
 
 def is_present(record: Record) -> bool:
-    """Tell whether a run is what its command would make now: settings not given may have changed since."""
+    """Tell whether a run is what its command would make now: defaults and training may have changed since."""
     spec = record.spec
+    if record.recipe_version != RECIPE_VERSION:
+        return False
     try:
         classifier = make_classifier(spec["method"], recipe=spec["recipe"], **record.info.get("given", {}))
         method, recipe = classifier.parts(record.info.get("data", {}).get("provenance"))
@@ -230,23 +234,44 @@ def is_present(record: Record) -> bool:
     return restored(Recipe, spec["recipe_settings"]) in (recipe, recipe.in_effect(vectors=True))
 
 
-def split_of(bags: Bags, job: Job) -> Split:
-    """Return the (train, test) indices of the job's split, of its share of the training bags."""
-    train, test = _whole_split(bags, job)
-    return training_share(bags, train, job.share, job.split), test
+def split_of(bags: Bags, splits: str, number: int, *, share: float = 1.0, folder: str = "") -> Split:
+    """Return the (train, test) indices of a split.
 
+    Args:
+        bags: the bags to be split; they need true labels.
+        splits: "stratified", "official" or "fold of K".
+        number: the number of the split, from 1.
+        share: the share of the training bags to keep.
+        folder: the folder of the files of official splits.
 
-def _whole_split(bags: Bags, job: Job) -> Split:
+    Raises:
+        DataError: if the bags have no true labels or do not fit the split.
+    """
     if bags.labels is None:
-        raise DataError(f"{job.source.name} has no true labels: a run needs them to measure accuracy.")
+        raise DataError("The bags have no true labels: a run needs them to measure accuracy.")
     if (own := own_split(bags)) is not None:
-        if (job.splits, job.split, job.split_folder) != ("official", 1, ""):
+        if (splits, number, folder) != ("official", 1, ""):
+            name = bags.provenance.get("dataset", "This data set")
             raise SettingError(
-                f"{job.source.name} has one split of its own, number 1: leave --splits and --official out."
+                f"{name} has one split of its own, number 1: leave --splits and --official out."
             )
-        return own
-    if job.splits == "official":
-        return official_split(bags, Path(job.split_folder), job.split)
-    if job.splits.startswith("fold of "):
-        return stratified_fold(bags, job.split, int(job.splits.removeprefix("fold of ")))
-    return stratified_split(bags, job.split)
+        train, test = own
+    elif splits == "official":
+        train, test = official_split(bags, Path(folder), number)
+    elif splits.startswith("fold of "):
+        train, test = stratified_fold(bags, number, int(splits.removeprefix("fold of ")))
+    else:
+        train, test = stratified_split(bags, number)
+    return training_share(bags, train, share, number), test
+
+
+def _planned_split(bags: Bags, job: Job) -> Split:
+    """Return the split of a job, or raise an error if it is no longer the one that was planned."""
+    if bags.digest() == job.data_digest:
+        split = split_of(bags, job.splits, job.split, share=job.share, folder=job.split_folder)
+        if split_digest(bags, split) == job.split_digest:
+            return split
+        changed = f"Split {job.split} of {job.source.name}"
+    else:
+        changed = job.source.name
+    raise DataError(f"{changed} has changed since the runs were planned: start again.")

@@ -145,8 +145,9 @@ def _metrics(labelled: tuple[str, Bags] | None, measured: tuple[Floats, Ints, Ba
     groups = "" if given.groups is None else f" Of each of {len(bags)} groups (patients) one bag was drawn."
     return "\n\n".join(
         [
-            f"## Measurements\n\nOn {name}: {len(bags)} bags with true labels (digest `{given.digest()}`), "
-            "not a set that the model was trained or calibrated on; sets are compared whole, not bag by bag."
+            f"## Measurements\n\nOn {name}: {len(bags)} bags with true labels "
+            f"(digest `{given.content_digest()}`), not a set that the model was trained or calibrated on; "
+            "sets are compared whole, not bag by bag."
             f"{groups} At least {classes.min()} bags a class. Intervals: 95%, {DRAWS:,} bootstrap draws of "
             "bags; calibration errors in 15 bins.",
             _table(("metric", "value", "95% interval"), rows),

@@ -20,16 +20,25 @@ class RunSpec:
     hyper_parameters: dict[str, Any]  # of the method, every one that does something
     recipe_settings: dict[str, Any]  # of the recipe, as well
     split: int
-    splits: str  # "stratified" or "official"
+    splits: str  # "stratified", "official" or "fold of K"
     seed: int
     together: tuple[int, ...] = ()  # the splits that were trained at once with this one, itself included
     share: float = 1.0  # of the split's training bags that were trained on
+    split_digest: str = ""  # of the ids of the training and test bags; "": recorded without it
+    recipe_version: int = 1  # of the defaults and the training procedure; 1: recorded without it
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the spec as JSON-ready values; a run alone says nothing of others, a whole one of shares."""
-        values = dataclasses.asdict(self)
-        rare = {"together": list(values.pop("together")), "share": values.pop("share")}
-        return values | {name: value for name, value in rare.items() if value not in ([], 1.0)}
+        """Return the spec as JSON-ready values, without the fields that have their default value.
+
+        A record written before such a field existed therefore keeps its hash.
+        """
+        optional = {field.name: field.default for field in dataclasses.fields(self)}
+        values = {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if optional[name] is dataclasses.MISSING or value != optional[name]
+        }
+        return values | ({"together": list(self.together)} if self.together else {})
 
     @property
     def hash(self) -> str:

@@ -60,6 +60,11 @@ class Record:
         """The share of the split's training bags that it was trained on."""
         return float(self.info["spec"].get("share", 1.0))
 
+    @property
+    def recipe_version(self) -> int:
+        """The version of the recipe that it was trained with."""
+        return int(self.info["spec"].get("recipe_version", 1))
+
     def holds(self, extras: Iterable[str]) -> bool:
         """Tell whether it has all of some ``EXTRAS``."""
         marks = {"features": self.arrays, "training_probabilities": self.arrays, "flops": self.info}

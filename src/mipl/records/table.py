@@ -20,8 +20,10 @@ COLUMNS = {
     "dataset": pa.string(),
     "r": pa.int64(),
     "data_digest": pa.string(),
+    "split_digest": pa.string(),  # of the ids of the training and test bags; empty in records without one
     "method": pa.string(),
     "recipe": pa.string(),
+    "recipe_version": pa.int64(),
     "given": pa.string(),  # JSON of the settings that differ from the method's and the recipe's own
     "splits": pa.string(),
     "split": pa.int64(),
@@ -69,6 +71,8 @@ def _row(record: Record) -> tuple[dict[str, Any], dict[str, float]]:
     row = {
         **{name: record.spec[name] for name in COLUMNS if name in record.spec},
         "hash": info["hash"],
+        "split_digest": record.spec.get("split_digest", ""),
+        "recipe_version": record.recipe_version,
         "share": record.share,
         "given": json.dumps(info.get("given", {}), sort_keys=True),
         "train_bags": data.get("train_bags"),

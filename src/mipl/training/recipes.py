@@ -15,6 +15,10 @@ from mipl.nn.encoders import FeatureEncoder, Standardize
 from mipl.registry import setting
 from mipl.training.flat import FlatParameters
 
+# Part of the identity of a run. A change of defaults or of the training procedure is a new version: raise it
+# by one, and runs of before count as earlier. 1 stands for every run that was recorded without a version.
+RECIPE_VERSION = 2
+
 HALF = 0.5  # of a bag's images are left out of a step on them
 
 # Factor on the learning rate in epoch t = 1 … T.
