@@ -24,7 +24,7 @@ CLASSES = ("normal", "serrated", "tumour")
 
 
 def train(features: str, table: str, epochs: int) -> Json:
-    """Train on a cohort in this process; return its memory before and what it was."""
+    """Train one network on a cohort in this process; return its memory before and what it was."""
     import h5py  # noqa: F401 (libraries that reading and training load are not their memory)
     import pyarrow.csv  # noqa: F401
     import sklearn.base  # noqa: F401
@@ -37,7 +37,7 @@ def train(features: str, table: str, epochs: int) -> Json:
     before = anonymous_mb()
     bags = open_folder(Path(features), Path(table))
     started = time.perf_counter()
-    model = make_classifier("sam-cn", epochs=epochs, random_state=0).fit(bags)
+    model = make_classifier("sam-cn", ensemble=1, epochs=epochs, random_state=0).fit(bags)
     return {
         "instances": int(bags.sizes.sum()),
         "interpreter_mb": before,

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mipl.data.bags import Bags
 from mipl.data.splits import stratified_split
-from mipl.training.recipes import make_recipe
+from mipl.training.recipe import make_recipe
 
 WIDTH, DROPOUT = 128, 0.5
 TAU_START, TAU_DECAY, TAU_MIN = 5.0, 0.95, 0.1

@@ -77,12 +77,12 @@ def counted_reads() -> Iterator[list[int]]:
 
 
 def train(path: str, epochs: int = 1) -> Json:
-    """Train on the set in this process; return seconds and passes over the rows, stage by stage."""
+    """Train one network on the set in this process; return seconds and passes over the rows by stage."""
     before, started, ends = anonymous_mb(), time.perf_counter(), []
     with counted_reads() as rows:
         data = Bags.load(path, mapped=True)
         opened, whole = sum(rows), int(data.sizes.sum())
-        model = make_classifier("sam-cn", epochs=epochs)
+        model = make_classifier("sam-cn", ensemble=1, epochs=epochs)
         model.fit(data, report=lambda epoch, note="": ends.append(sum(rows)))
         asked = sum(rows)
     return {

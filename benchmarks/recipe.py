@@ -1,14 +1,13 @@
 """What the recipe is worth: python benchmarks/recipe.py [--raw FOLDER]
 
 From the records of finished runs:
-1. Ablation: each ingredient of `stable` out, one at a time.
-2. Collapses: how many runs of the six methods gave one answer, lost a class, or were judged to have learned
-   nothing, under `stable` and under `paper`.
+1. Ablation: `stable` with one setting changed at a time.
+2. Collapses: how many runs of the six methods predicted one class only, lost a class, or failed the signal
+   test, under `stable` and under `paper`.
 3. Cost: accuracy and time of both recipes on the same splits.
 
-With --raw, a folder that has hja-birdsong and mnist, also trained anew (half an hour; --only one of them):
-4. Noise: candidate sets that belong to other bags. The warning appears, and nothing is believed.
-5. Skew: Birdsong-MIPL cut to 100 … 10 bags a class, with and without `balance`.
+With --raw, a folder that has hja-birdsong and mnist, also trained anew (half an hour):
+4. Noise: candidate sets that belong to other bags. The warning appears, and confidence stays near chance.
 
 Writes results/recipe.json, and from it the tables of docs/training.md and results/recipe.md.
 """
@@ -25,13 +24,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import balanced_accuracy_score
 
 from mipl import make_classifier
 from mipl.data.bags import Bags
 from mipl.data.sources import Source
 from mipl.data.splits import stratified_split
-from mipl.estimators import fit_together
 from mipl.experiments.runner import is_present
 from mipl.metrics import expected_calibration_error
 from mipl.records.store import Record, Store
@@ -39,46 +36,32 @@ from mipl.reports.claims import OURS
 from mipl.reports.runs import METRICS
 from mipl.seeding import rng_for
 from mipl.training.checks import MiplNotice
-from mipl.training.judging import ENOUGH
-from mipl.training.recipes import RECIPES
+from mipl.training.signal import ENOUGH
 from pages import filled
 
 REPO = Path(__file__).resolve().parents[1]
 RESULTS = REPO / "results" / "recipe.json"
 PAGES = {  # and the tables that are on them
     REPO / "docs" / "training.md": ("ablation",),
-    REPO / "results" / "recipe.md": ("collapses", "cost", "noise", "skew"),
+    REPO / "results" / "recipe.md": ("collapses", "cost", "noise"),
 }
-CELLS: list[tuple[str, int | None]] = [
-    *(
-        (dataset, r)
-        for dataset in ("digits-mipl", "fmnist-mipl", "digits-mipl-vectors", "birdsong-mipl")
-        for r in (1, 3)
-    ),
-    ("crc5-kmeans", None),
-]
-OUT: dict[str, dict[str, Any]] = {  # an ingredient, and what is given where it is out
+CELLS: list[tuple[str, int | None]] = [("birdsong-mipl", 3), ("crc5-lite0-16", None), ("fmnist-mipl", 3)]
+OUT: dict[str, dict[str, Any]] = {  # a setting, and its value in the ablation
     "nothing": {},
     "`warmup`": {"warmup": 0.0},
-    "`balance`": {"balance": 0.0},
-    "`pretrain` (and all for images)": {"pretrain": 0},
-    "`pretrain` and `fan_in`": {"pretrain": 0, "fan_in": None},
-    "`starts`": {"starts": 0},
-    "`image_lr` (convolutions stay)": {"image_lr": 0.0},
-    "`image_average` (the last network)": {"image_average": 0.0},
-    "`image_tau`": {"image_tau": 0.0},
-    "`held_out` (and the second attempt)": {"held_out": 0.0},
     "`background`": {"background": 0.0},
     "`instance_dropout`": {"instance_dropout": 0.0},
-    "`rate`": {"rate": "constant"},
+    "`ensemble` (one network)": {"ensemble": 1},
+    "`components`": {"components": 0},
     "`clip_norm`": {"clip_norm": None},
+    "`weight_decay` (fixed at 0.001)": {"weight_decay": 0.001},
+    "`pretrain` (and all for images)": {"pretrain": 0},
 }
 NOISE = (("birdsong-mipl", "sam-cn"), ("mnist-mipl", "sam-cn"), ("mnist-mipl", "mam-cn"))
-SKEWED = np.round(np.geomspace(100, 10, 13)).astype(int)  # bags a class
 
 
 def ablation(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return for every ingredient and cell accuracy and ECE without it, and the change on the same runs."""
+    """Return for every setting and cell accuracy and ECE without it, and the change on the same runs."""
     found: dict[tuple[Any, ...], list[float]] = {}
     for record in records:
         spec, given = record.spec, record.info.get("given", {})
@@ -112,7 +95,8 @@ def ablation(records: Sequence[Record]) -> list[dict[str, Any]]:
 def collapses(records: Iterable[Record]) -> list[dict[str, Any]]:
     """Return for every recipe, data set and r the number of runs of the six, and of those that collapsed.
 
-    One answer: nine of ten test bags are given to one class. A class lost: one with test bags is never given.
+    One answer: nine of ten test bags are predicted to be of one class. A class lost: one with test bags is
+    never predicted. Warned: the signal score is below the threshold.
     """
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
@@ -138,7 +122,7 @@ def collapses(records: Iterable[Record]) -> list[dict[str, Any]]:
                 "batch_sizes": sorted({record.spec["recipe_settings"]["batch_size"] for record in runs}),
                 "one_answer": sum(float(share.max()) >= 0.9 for share in shares),
                 "class_lost": sum(lost),
-                "warned": sum(max(record.info.get("advantage", [np.inf])) < ENOUGH for record in runs),
+                "warned": sum(max(record.info.get("signal", [np.inf])) < ENOUGH for record in runs),
                 "accuracy": float(np.mean([record.metrics["accuracy"] for record in runs])),
                 "worst": min(record.metrics["accuracy"] for record in runs),
             }
@@ -198,7 +182,7 @@ def noise(raw: Path) -> list[dict[str, Any]]:
             assert labels is not None
             rows.append(
                 {
-                    "dataset": dataset, "method": method, "r": r, "advantage": model.history_["advantage"],
+                    "dataset": dataset, "method": method, "r": r, "signal": model.history_["signal"][0],
                     "warned": any("has learned nothing" in str(w.message) for w in caught
                                   if issubclass(w.category, MiplNotice)),
                     "accuracy": float((p.argmax(axis=1) == labels).mean()), "chance": 1.0 / bags.k,
@@ -206,45 +190,6 @@ def noise(raw: Path) -> list[dict[str, Any]]:
                 }
             )  # fmt: skip
             print(rows[-1], flush=True)
-    return rows
-
-
-def skew(raw: Path, splits: int = 10, seeds: int = 3) -> list[dict[str, Any]]:
-    """Return balanced accuracies on Birdsong-MIPL with 100 … 10 bags a class, with and without `balance`.
-
-    Of every split several trainings: two that differ in anything at all differ by points on its rare classes.
-    """
-    rows = []
-    for r in (1, 3):
-        bags = opened("birdsong-mipl", r, raw)
-        labels = np.asarray(bags.labels)
-        kept = [np.flatnonzero(labels == c)[:n] for c, n in enumerate(SKEWED)]
-        bags = bags[np.sort(np.concatenate(kept))]
-        parts = [stratified_split(bags, number) for number in range(1, splits + 1)] * seeds
-        scores = {}
-        for balance in (RECIPES["stable"].balance, 0.0):
-            models = [
-                make_classifier("sam-cn", balance=balance, random_state=i // splits)
-                for i in range(len(parts))
-            ]
-            for start in range(0, len(parts), 5):
-                some = slice(start, start + 5)
-                fit_together(models[some], [bags[train] for train, _ in parts[some]])
-            scores[balance] = np.array(
-                [
-                    balanced_accuracy_score(bags[test].labels, model.predict_proba(bags[test]).argmax(axis=1))
-                    for model, (_, test) in zip(models, parts, strict=True)
-                ]
-            )
-        with_it, without = (own.reshape(seeds, splits).mean(axis=0) for own in scores.values())
-        rows.append(
-            {
-                "r": r, "bags": len(bags), "splits": splits, "seeds": seeds, "with": float(with_it.mean()),
-                "without": float(without.mean()), "change": float((with_it - without).mean()),
-                "error": _error(with_it - without),
-            }
-        )  # fmt: skip
-        print(rows[-1], flush=True)
     return rows
 
 
@@ -263,7 +208,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
         if set(line) != {"–"}:
             ablated.append(f"| {name} | {' | '.join(line)} |")
     fallen = [
-        "| recipe | data set | r | methods | bags a step | runs | one answer | a class lost | warned | "
+        "| recipe | data set | r | methods | bags per step | runs | one answer | a class lost | warned | "
         "accuracy, mean and worst |",
         "|---" * 10 + "|",
     ]
@@ -288,27 +233,17 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
         for row in found["cost"]
     ]
     noisy = [
-        "| data set | r | method | advantage | warned | accuracy (chance) | confidence | ECE |",
+        "| data set | r | method | signal score | warned | accuracy (chance) | confidence | ECE |",
         "|---" * 8 + "|",
     ]
     noisy += [
-        f"| {row['dataset']} | {row['r']} | {row['method']} | "
-        f"{', '.join(f'{value:.1f}' for value in row['advantage'])} | "
+        f"| {row['dataset']} | {row['r']} | {row['method']} | {row['signal']:.1f} | "
         f"{'yes' if row['warned'] else '**no**'} | "
         f"{_percent(row['accuracy'])} ({_percent(row['chance'])}) | {_percent(row['confidence'])} | "
         f"{_percent(row['ece'])} |"
         for row in found["noise"]
     ]
-    skewed = [
-        "| r | bags | splits | trainings of each | with `balance` | without | difference ± error |",
-        "|---" * 7 + "|",
-    ]
-    skewed += [
-        f"| {row['r']} | {row['bags']} | {row['splits']} | {row['seeds']} | {_percent(row['with'])} | "
-        f"{_percent(row['without'])} | {100 * row['change']:+.1f} ± {100 * row['error']:.1f} |"
-        for row in found["skew"]
-    ]
-    made = {"ablation": ablated, "collapses": fallen, "cost": price, "noise": noisy, "skew": skewed}
+    made = {"ablation": ablated, "collapses": fallen, "cost": price, "noise": noisy}
     return {name: "\n".join(lines) for name, lines in made.items()}
 
 
@@ -343,27 +278,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--raw", type=Path, help="folder of hja-birdsong and mnist, to measure noise and skew"
-    )
+    parser.add_argument("--raw", type=Path, help="folder of hja-birdsong and mnist, to measure noise")
     parser.add_argument("--records", type=Path, default=REPO / "results" / "records")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--only", choices=("noise", "skew"), help="measure this alone, and keep the other")
     given = parser.parse_args()
     records = list(Store(given.records))
-    trained: dict[str, Any] = {"noise": [], "skew": []}
-    if given.out.is_file():
-        before = json.loads(given.out.read_text(encoding="utf-8"))
-        trained = {name: before[name] for name in trained}
-    for name, measure in (("noise", noise), ("skew", skew)):
-        if given.raw is not None and given.only in (None, name):
-            trained[name] = measure(given.raw)
+    trained: list[dict[str, Any]] = []
+    if given.raw is not None:
+        trained = noise(given.raw)
+    elif given.out.is_file():
+        trained = json.loads(given.out.read_text(encoding="utf-8"))["noise"]
     found = {
         "command": "python benchmarks/recipe.py --raw FOLDER",
         "ablation": ablation(records),
         "collapses": collapses(records),
         "cost": cost(records),
-        **trained,
+        "noise": trained,
     }
     given.out.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if given.out == RESULTS:

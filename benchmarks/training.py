@@ -26,18 +26,13 @@ def mipl_run(
     splits: int,
     epochs: int,
     scratch: Path,
-    vectors: bool = False,
     settings: Sequence[str] = (),
 ) -> Json:
-    """Run ``mipl run`` as a user would, one process a core; return times and accuracy.
-
-    The splits of feature vectors are trained together, as many as there are for a process.
-    """
-    together = -(-splits // cores()) if vectors else 1
+    """Run ``mipl run`` as a user would, one process per core; return times and accuracy."""
     with tempfile.TemporaryDirectory(dir=scratch) as store:
         words = [
             *(sys.executable, "-m", "mipl.cli", "run", data, "--out", store, "--json"),
-            *("--methods", ",".join(methods), "--splits", f"1-{splits}", "--together", str(together)),
+            *("--methods", ",".join(methods), "--splits", f"1-{splits}"),
             *("--jobs", str(cores()), "--set", f"epochs={epochs}"),
             *(word for setting in settings for word in ("--set", setting)),
         ]
@@ -77,9 +72,9 @@ def section(cases: Sequence[Case], gemm: Json, scratch: Path, repeats: int, full
                 "loop", "run", bags=case.path, split=1, method=case.method, epochs=EPOCHS,
                 warm=case.warm, measure=case.measured_bags,
             )  # fmt: skip
-            # the convolutions trained with the rest, as the loop does it: the same work on both sides
-            same = () if case.vectors else ("pretrain=0",)
-            ours = mipl_run(case.path, [case.method], splits, epochs, scratch, case.vectors, same)
+            # one network, and convolutions trained with the other layers: the same work on both sides
+            same = ("ensemble=1", *(() if case.vectors else ("pretrain=0",)))
+            ours = mipl_run(case.path, [case.method], splits, epochs, scratch, same)
             ms.append(loop["ms_per_bag"])
             slow.append(ms[-1] * bags_in_all / 1000)
             fast.append(whole_run(ours, splits, epochs))
@@ -192,7 +187,7 @@ def _mipl_to(case: Case, accuracy: float, scratch: Path, limit: float) -> Json:
     splits, started = min(cores(), SPLITS), time.perf_counter()
     tried: list[Json] = []
     for epochs in case.ladder:
-        run = mipl_run(case.path, [case.to_accuracy], splits, epochs, scratch, case.vectors, case.settings)
+        run = mipl_run(case.path, [case.to_accuracy], splits, epochs, scratch, case.settings)
         tried.append({"epochs": epochs, **run})
         if run["accuracy"] >= accuracy:
             break
@@ -204,17 +199,13 @@ def _mipl_to(case: Case, accuracy: float, scratch: Path, limit: float) -> Json:
         return {"seconds": None, "epochs": last["epochs"], "tried": tried, "said": said}
     rounds = SPLITS / splits
     what = f"mipl with {', '.join([*case.settings, str(last['epochs'])])} epochs"
-    if (
-        not case.vectors and last["wall"] * rounds > limit
-    ):  # vectors are trained together: two say little of ten
+    if last["wall"] * rounds > limit:
         said = (
             f"{what}, from splits 1–{splits} in parallel, times {rounds:g}; "
             f"it was chosen by the test accuracy."
         )
         return {"seconds": last["wall"] * rounds, "epochs": last["epochs"], "tried": tried, "said": said}
-    whole = mipl_run(
-        case.path, [case.to_accuracy], SPLITS, last["epochs"], scratch, case.vectors, case.settings
-    )
+    whole = mipl_run(case.path, [case.to_accuracy], SPLITS, last["epochs"], scratch, case.settings)
     said = (
         f"{what}, measured on all {SPLITS} splits "
         f"({100 * whole['accuracy']:.1f}% on them); the epochs were chosen by the test accuracy of "

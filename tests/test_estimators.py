@@ -15,12 +15,19 @@ from mipl.errors import DataError, SettingError, StorageError
 from mipl.estimators import BagClassifier, CDLClassifier, NotFittedError
 from mipl.training.checks import MiplNotice
 
-FAST = {"epochs": 3}
+FAST = {"epochs": 3, "ensemble": 1}
+# settings of a model that was saved before ensembles, as its model.json has them
+EARLIER_RECIPE = {
+    "name": "stable", "epochs": 3, "batch_size": 8, "optimizer": "adamw", "lr": 6e-3, "weight_decay": 1e-2,
+    "pretrain": 60, "starts": 10, "image_lr": 1e-3, "image_average": 0.6, "image_tau": 1.0,
+    "instance_dropout": 0.1, "fan_in": 40, "background": 0.3, "rate": "cosine", "clip_norm": 1.0,
+    "held_out": 0.1, "balance": 1.0, "warmup": 0.5,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def model(gaussian):
-    return CDLClassifier(epochs=12).fit(gaussian)
+    return CDLClassifier(epochs=12, ensemble=3).fit(gaussian)
 
 
 def test_candidates_as_matrix_as_indices_and_as_names_train_the_same_model(gaussian):
@@ -54,34 +61,36 @@ def test_one_instance_and_ten_thousand_are_predicted(model):
 
 
 def test_images_with_and_without_a_channel_are_the_same(digits):
-    model = CDLClassifier(epochs=1).fit(digits)
+    model = CDLClassifier(epochs=1, ensemble=1).fit(digits)
     with_channel = [bag.instances[:, None] for bag in digits[:5]]
     np.testing.assert_allclose(model.predict_proba(with_channel), model.predict_proba(digits[:5]), atol=1e-6)
-    other = CDLClassifier(epochs=1).fit([bag.instances[:, None] for bag in digits], digits.candidates)
+    other = CDLClassifier(epochs=1, ensemble=1).fit(
+        [bag.instances[:, None] for bag in digits], digits.candidates
+    )
     np.testing.assert_allclose(other.predict_proba(digits[:5]), model.predict_proba(digits[:5]), atol=1e-5)
 
 
 def test_a_vector_of_64_values_is_not_guessed_to_be_an_image(digits):
     flat = [bag.instances.reshape(-1, 64) for bag in digits[:20]]
-    model = CDLClassifier(epochs=1).fit(flat, digits.candidates[:20])
+    model = CDLClassifier(epochs=1, ensemble=1).fit(flat, digits.candidates[:20])
     assert model.feature_shape_ == (64,)
     assert model.network_.encoder[0].in_features == 64
 
 
 def test_scaling_is_of_the_training_bags_and_only_of_vectors(gaussian, digits):
-    model = CDLClassifier(epochs=1).fit(gaussian)
+    model = CDLClassifier(epochs=1, ensemble=1).fit(gaussian)
     np.testing.assert_allclose(model.network_.scaling.mean, gaussian.instances.mean(axis=0), atol=1e-5)
     np.testing.assert_allclose(model.network_.scaling.std, gaussian.instances.std(axis=0), rtol=1e-5)
-    raw = CDLClassifier(epochs=1, scale="none").fit(gaussian)
+    raw = CDLClassifier(epochs=1, ensemble=1, scale="none").fit(gaussian)
     assert (raw.network_.scaling.std == 1).all()
-    assert not list(CDLClassifier(epochs=1).fit(digits[:10]).network_.scaling.buffers())
+    assert not list(CDLClassifier(epochs=1, ensemble=1).fit(digits[:10]).network_.scaling.buffers())
 
 
 def test_scaling_survives_large_offsets_and_constant_features(gaussian):
     shifted = [
         np.hstack([bag.instances.astype(np.float64) + 1e6, np.full((len(bag), 1), 7.0)]) for bag in gaussian
     ]
-    scaling = CDLClassifier(epochs=1).fit(shifted, gaussian.candidates).network_.scaling
+    scaling = CDLClassifier(epochs=1, ensemble=1).fit(shifted, gaussian.candidates).network_.scaling
     flat = np.concatenate(shifted).astype(np.float32).astype(np.float64)
     np.testing.assert_allclose(scaling.std[:5], flat[:, :5].std(axis=0), rtol=1e-3)
     assert scaling.std[5] == 1
@@ -109,15 +118,26 @@ def test_attention_sums_to_one_and_finds_the_positives(model, gaussian):
     assert flat[positive].mean() > flat[~positive].mean()
 
 
-def test_embedding_times_head_is_the_prediction(model, gaussian):
+def test_embeddings_times_heads_are_the_prediction(model, gaussian):
+    """Of an ensemble: the embeddings of the members side by side; the mean of their softmax, tempered."""
     z = torch.tensor(model.embed(gaussian), dtype=torch.float32)
+    assert z.shape == (80, 3 * 128)
+    parts = zip(model.network_.members, z.split(128, dim=1), strict=True)
     with torch.no_grad():
-        p = model.network_.head(z).softmax(dim=1).numpy()
-    np.testing.assert_allclose(p, model.predict_proba(gaussian), atol=1e-5)
+        p = torch.stack([net.head(own).softmax(dim=1) for net, own in parts]).mean(dim=0).double()
+    powered = p ** (1.0 / model.calibration_.scaling.temperature)
+    wanted = powered / powered.sum(dim=1, keepdim=True)
+    np.testing.assert_allclose(wanted, model.predict_proba(gaussian), atol=1e-5)
+    single = CDLClassifier(**FAST).fit(gaussian)
+    z = torch.tensor(single.embed(gaussian), dtype=torch.float32)
+    with torch.no_grad():
+        p = single.network_.head(z).softmax(dim=1).numpy()
+    np.testing.assert_allclose(p, single.predict_proba(gaussian), atol=1e-5)
+    assert single.disagreement(gaussian).max() == pytest.approx(0.0, abs=1e-12)
 
 
 def test_scikit_learn_can_clone_search_and_cross_validate(gaussian):
-    model = CDLClassifier(attention="mam", gamma=2.0, epochs=2, width=16)
+    model = CDLClassifier(attention="mam", gamma=2.0, epochs=2, width=16, ensemble=1)
     twin = clone(model)
     assert twin.get_params() == model.get_params()
     assert twin.get_params()["width"] == 16
@@ -127,7 +147,9 @@ def test_scikit_learn_can_clone_search_and_cross_validate(gaussian):
     search.fit(gaussian)
     assert set(search.best_params_) == {"lr", "width", "competitor"}
     assert search.best_estimator_.network_.head.in_features == search.best_params_["width"]
-    assert cross_val_score(BagClassifier("dam-mdl", epochs=2), gaussian, gaussian.labels, cv=3).shape == (3,)
+    assert cross_val_score(
+        BagClassifier("dam-mdl", epochs=2, ensemble=3), gaussian, gaussian.labels, cv=3
+    ).shape == (3,)
 
 
 def test_labels_given_for_cross_validation_do_not_leak_into_training(gaussian):
@@ -212,19 +234,35 @@ def test_score_needs_labels_and_takes_names(gaussian, model):
 def test_labels_are_matched_by_name_where_the_order_of_classes_differs(gaussian):
     arrays = [bag.instances for bag in gaussian]
     names = np.array(["a", "b", "c", "d"])
-    model = CDLClassifier(epochs=12).fit(Bags.from_list(arrays, gaussian.candidates, classes=names))
+    model = CDLClassifier(epochs=12, ensemble=1).fit(
+        Bags.from_list(arrays, gaussian.candidates, classes=names)
+    )
     turned = Bags.from_list(arrays, labels=names[gaussian.labels], classes=["c", "a", "d", "b"])
     assert model.score(turned) == np.mean(model.predict(arrays) == names[gaussian.labels])
 
 
 def test_a_model_folder_is_readable_and_holds_no_pickle(model, tmp_path):
     model.save(tmp_path / "m")
-    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["model.json", "model.safetensors"]
+    files = ["calibration.json", "model.json", "model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == files
     info = json.loads((tmp_path / "m" / "model.json").read_text())
     assert info["method"]["name"] == "sam-cn"
-    assert info["recipe"]["epochs"] == 12
+    assert (info["recipe"]["epochs"], info["recipe"]["ensemble"]) == (12, 3)
     assert info["trained_on"]["bags"] == 80
     assert info["versions"]["torch"] == torch.__version__
+
+
+def test_a_model_saved_before_ensembles_loads_as_one_network(gaussian, tmp_path):
+    model = CDLClassifier(**FAST).fit(gaussian)
+    model.save(tmp_path / "m")
+    info = json.loads((tmp_path / "m" / "model.json").read_text())
+    del info["params"]["ensemble"]
+    info["recipe"] = EARLIER_RECIPE
+    (tmp_path / "m" / "model.json").write_text(json.dumps(info))
+    loaded = mipl.load(tmp_path / "m")
+    assert (loaded.recipe_.ensemble, loaded.recipe_.components) == (1, 0)
+    assert (loaded.recipe_.weight_decay, loaded.calibration_) == (1e-2, None)
+    np.testing.assert_array_equal(loaded.predict_proba(gaussian), model.predict_proba(gaussian))
 
 
 @pytest.mark.parametrize(
@@ -250,7 +288,7 @@ def test_a_damaged_model_is_refused_with_a_sentence(damage, sentence, model, tmp
 
 
 def test_weights_of_another_width_are_refused(gaussian, tmp_path):
-    CDLClassifier(epochs=1, width=16).fit(gaussian).save(tmp_path / "m")
+    CDLClassifier(epochs=1, ensemble=1, width=16).fit(gaussian).save(tmp_path / "m")
     info = json.loads((tmp_path / "m" / "model.json").read_text())
     info["method"]["width"] = 8
     (tmp_path / "m" / "model.json").write_text(json.dumps(info))

@@ -32,7 +32,7 @@ def slides():
 
 @pytest.fixture(scope="module")
 def model(slides):
-    return make_classifier("sam-cn", epochs=3).fit(slides)
+    return make_classifier("sam-cn", ensemble=3, epochs=3).fit(slides)
 
 
 def texts(figure):
@@ -180,6 +180,6 @@ def test_an_unknown_bag_suggests_the_nearest(model, slides):
 
 @pytest.mark.parametrize("name", ["proden", "fastmipl", "miplgp"])
 def test_a_method_without_attention_says_so(name, slides):
-    other = make_classifier(name, epochs=1).fit(slides)
+    other = make_classifier(name, ensemble=1, epochs=1).fit(slides)
     with pytest.raises(SettingError, match=f"{name} has no attention over instances"):
         explain(other, slides, ["slide-1"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +19,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import nn
 
 import mipl
-from mipl.calibration.model import Calibration, softened
+from mipl.calibration.model import Calibration
 from mipl.data.bags import Bags, as_bags
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.data.candidates import label_array
@@ -28,17 +28,16 @@ from mipl.files import atomic_folder, read_json, write_json
 from mipl.methods import METHODS, Method
 from mipl.methods.cdl import CDL
 from mipl.nn.encoders import Standardize
-from mipl.nn.network import BagNetwork, Output
+from mipl.nn.network import BagNetwork, Ensemble, Output, members_of
 from mipl.registry import restored, settings_of
 from mipl.seeding import seed_for
-from mipl.training.attempts import train_until_learned
 from mipl.training.checks import check_training
-from mipl.training.judging import failed, held_out_bags
+from mipl.training.crossfit import mean_log_proba
+from mipl.training.fit import Build, Fitted, fit_network
 from mipl.training.parallel import Alone, Group, device_named
 from mipl.training.progress import Report, progress_bar
-from mipl.training.recipes import Recipe, make_recipe
+from mipl.training.recipe import RECIPE_VERSION, Recipe, make_recipe
 from mipl.training.scaling import fit_scaling
-from mipl.training.together import can_train_together, train_together
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -59,7 +58,10 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ``batch_size``, ``lr``, …); what is not given is as the method and the recipe have it.
     """
 
-    calibration_: Calibration | None = None  # fitted by `mipl.calibration.calibrate`, after training
+    calibration_: Calibration | None = (
+        None  # of an ensemble from training, or by `mipl.calibration.calibrate`
+    )
+    out_of_fold_: dict[str, float] | None = None  # what left-out candidate sets say of an ensemble
 
     def __init__(
         self,
@@ -119,6 +121,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         wanted = entry.cls.recommended(self.recipe, str(origin.get("dataset", "")), origin.get("r"))
         given = {**wanted, **self._settings()}
         method = entry.make(**{n: v for n, v in given.items() if n not in known})
+        if not method.logits_alone:  # its members cannot be trained as one: an ensemble has to be asked for
+            given = {"ensemble": 1, **given}
         return method, make_recipe(self.recipe, **{n: v for n, v in given.items() if n in known}).in_effect()
 
     # ---- training ----------------------------------------------------------------------------------
@@ -143,7 +147,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         bags, method, recipe, seed, build = self._begin(bags, y)
         shown = self.verbose and report is None and (fabric is None or fabric.is_global_zero)
         with progress_bar("training", recipe.epochs, shown) as bar:
-            network, recipe, history = train_until_learned(
+            fitted = fit_network(
                 method,
                 build,
                 bags,
@@ -153,9 +157,9 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 checkpoint=None if checkpoint is None else Path(checkpoint),
                 report=report or bar,
             )
-        return self._end(bags, method, recipe, seed, network, history)
+        return self._end(bags, method, seed, fitted)
 
-    def _begin(self, bags: Any, y: Any) -> tuple[Bags, Method, Recipe, int, Callable[[int], nn.Module]]:
+    def _begin(self, bags: Any, y: Any) -> tuple[Bags, Method, Recipe, int, Build]:
         """Return the bags, what they are trained with, and what makes a network, untrained, of a seed."""
         carried = isinstance(bags, Bags) and bags.candidates is not None
         bags = as_bags(bags, None if carried else y)
@@ -166,29 +170,26 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise SettingError(f"scale = {self.scale!r} must be 'auto' or 'none'.")
         seed = int.from_bytes(os.urandom(4), "big") if self.random_state is None else int(self.random_state)
 
-        def build(seed: int) -> nn.Module:
+        def build(seed: int, like: nn.Module | None) -> nn.Module:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed_for("init", seed))
                 network = method.build(bags.feature_shape, bags.k, copy.deepcopy(self.encoder))
-            if self.scale == "auto" and isinstance(getattr(network, "scaling", None), Standardize):
-                fit_scaling(network.scaling, bags)  # type: ignore[arg-type]
+            scaling = getattr(network, "scaling", None)
+            if self.scale == "auto" and isinstance(scaling, Standardize):
+                if like is None:
+                    fit_scaling(scaling, bags)
+                else:
+                    scaling.mean.copy_(like.scaling.mean)  # type: ignore[arg-type]
+                    scaling.std.copy_(like.scaling.std)  # type: ignore[arg-type]
             return network
 
         return bags, method, recipe, seed, build
 
-    def _end(
-        self: Self,
-        bags: Bags,
-        method: Method,
-        recipe: Recipe,
-        seed: int,
-        network: nn.Module,
-        history: dict[str, list[float]],
-    ) -> Self:
+    def _end(self: Self, bags: Bags, method: Method, seed: int, fitted: Fitted) -> Self:
         assert bags.candidates is not None
         self.classes_, self.feature_shape_ = np.array(bags.classes), bags.feature_shape
-        self.method_, self.recipe_, self.seed_ = method, recipe, seed
-        self.network_, self.history_, self.calibration_ = network, history, None
+        self.method_, self.recipe_, self.seed_ = method, fitted.recipe, seed
+        self.network_, self.history_, self.calibration_ = fitted.network, fitted.history, None
         self.trained_on_: dict[str, Any] = {
             "bags": len(bags),
             "instances": int(bags.sizes.sum()),
@@ -196,8 +197,10 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "provenance": dict(bags.provenance),
             "digest": bags.content_digest(),
         }
-        if failed(history):  # its probabilities are kept to what the bags held out bear, which is little
-            self.calibration_ = softened(self, bags[held_out_bags(bags.candidates, recipe.held_out)])
+        self.out_of_fold_: dict[str, float] | None = None
+        if fitted.out_of_fold is not None:
+            scaling, self.out_of_fold_ = fitted.out_of_fold.scaling, fitted.out_of_fold.quality
+            self.calibration_ = Calibration("candidates", bags.content_digest(), len(bags), scaling, None)
         return self
 
     # ---- prediction --------------------------------------------------------------------------------
@@ -205,10 +208,33 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_log_proba(self, bags: Any) -> FloatArray:
         """Return log-probabilities (m, k), columns in the order of ``classes_``; calibrated, if it was."""
         self._check_fitted()
-        parts = [self.method_.log_proba(self.network_, batch).double().cpu() for batch in self._batches(bags)]
-        log_p = torch.cat(parts)
+        log_p = mean_log_proba(self._member_log_proba(bags))
         plain = np.asarray((log_p - log_p.logsumexp(dim=1, keepdim=True)).numpy())
         return plain if self.calibration_ is None else self.calibration_.apply(plain)
+
+    def disagreement(self, bags: Any) -> FloatArray:
+        """Return how far the members of an ensemble disagree on each bag (m,): 0 for a single network.
+
+        It is the mutual information of class and member, the entropy of the mean prediction minus the mean
+        entropy of the members' predictions, in nats.
+        """
+        self._check_fitted()
+        log_p = self._member_log_proba(bags)
+        mean = mean_log_proba(log_p)
+        spread = torch.special.entr(mean.exp()).sum(dim=1) - torch.special.entr(log_p.exp()).sum(dim=2).mean(
+            dim=0
+        )
+        return np.asarray(spread.clamp(min=0.0).numpy())
+
+    def _member_log_proba(self, bags: Any) -> torch.Tensor:
+        """Return log-probabilities (members, m, k) before calibration, in double precision."""
+        members = members_of(self.network_)
+        parts = [
+            torch.stack([self.method_.log_proba(net, batch).double().cpu() for net in members])
+            for batch in self._batches(bags)
+        ]
+        log_p = torch.cat(parts, dim=1)
+        return log_p - log_p.logsumexp(dim=2, keepdim=True)
 
     def predict_proba(self, bags: Any) -> FloatArray:
         """Return probabilities (m, k), columns in the order of ``classes_``."""
@@ -234,23 +260,32 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(np.average(correct, weights=sample_weight))
 
     def attention_weights(self, bags: Any) -> list[FloatArray]:
-        """Return for each bag the weight of each of its instances (n,), summing to 1."""
+        """Return for each bag the weight of each of its instances (n,), summing to 1: the members' mean."""
         weights: list[FloatArray] = []
-        for batch, output in self._outputs(bags):
-            split = torch.split(output.attention, batch.sizes.tolist())
-            weights += [part.double().cpu().numpy() for part in split]
+        for batch, outputs in self._outputs(bags):
+            mean = torch.stack([output.attention.double() for output in outputs]).mean(dim=0)
+            weights += [part.cpu().numpy() for part in torch.split(mean, batch.sizes.tolist())]
         return weights
 
     def embed(self, bags: Any) -> FloatArray:
-        """Return the bags' features z (m, L) of Eq. 13."""
-        return np.concatenate([output.embedding.double().cpu().numpy() for _, output in self._outputs(bags)])
+        """Return the bags' features z of Eq. 13, (m, L), or (m, members · L) of an ensemble."""
+        rows = [
+            torch.cat([output.embedding.double() for output in outputs], dim=1).cpu().numpy()
+            for _, outputs in self._outputs(bags)
+        ]
+        return np.concatenate(rows)
 
-    def _outputs(self, bags: Any) -> Iterator[tuple[BagBatch, Output]]:
+    def _outputs(self, bags: Any) -> Iterator[tuple[BagBatch, list[Output]]]:
         self._check_fitted()
-        if not isinstance(self.network_, BagNetwork):
+        if not self.has_attention:
             raise SettingError(f"{self._method_name()} has no attention over instances.")
         for batch in self._batches(bags):
-            yield batch, self.network_(batch.instances, batch.sizes)
+            yield batch, [net(batch.instances, batch.sizes) for net in members_of(self.network_)]
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether the trained networks weigh instances by attention."""
+        return all(isinstance(net, BagNetwork) for net in members_of(self.network_))
 
     def _batches(self, bags: Any) -> Iterator[BagBatch]:
         bags = as_bags(bags)
@@ -267,7 +302,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             bags = dataclasses.replace(bags, source=bags.source.reshape(-1, *self.feature_shape_))
         self.network_.eval()
         loader = BagLoader(bags, next(self.network_.parameters()).device)
-        by_parts = BagNetwork.STORED if isinstance(self.network_, BagNetwork) else None
+        by_parts = BagNetwork.STORED if self.has_attention else None
         for batch in loader.in_order(stored=by_parts):
             with torch.inference_mode():
                 yield batch
@@ -292,11 +327,13 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "custom_encoder": self.encoder is not None,
             "method": {"name": self._method_name(), **dataclasses.asdict(self.method_)},
             "recipe": {"name": self.recipe, **dataclasses.asdict(self.recipe_)},
+            "recipe_version": RECIPE_VERSION,
             "classes": self.classes_.tolist(),
             "feature_shape": list(self.feature_shape_),
             "seed": self.seed_,
             "trained_on": self.trained_on_,
             "history": self.history_,
+            "out_of_fold": self.out_of_fold_,
             "versions": mipl.versions(),
         }
         with atomic_folder(Path(folder), "model.json") as temporary:
@@ -325,11 +362,14 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             model.classes_ = np.array(info["classes"])
             model.feature_shape_ = tuple(int(side) for side in info["feature_shape"])
             model.history_, model.seed_, model.trained_on_ = info["history"], info["seed"], info["trained_on"]
+            model.out_of_fold_ = info.get("out_of_fold")
             model.method_ = restored(METHODS[info["method"]["name"]].cls, info["method"])
             model.recipe_ = restored(Recipe, info["recipe"])
-            model.network_ = model.method_.build(
-                model.feature_shape_, len(model.classes_), copy.deepcopy(encoder)
-            )
+            networks = [
+                model.method_.build(model.feature_shape_, len(model.classes_), copy.deepcopy(encoder))
+                for _ in range(model.recipe_.ensemble)
+            ]
+            model.network_ = Ensemble(networks) if len(networks) > 1 else networks[0]
             model.network_.load_state_dict(load_file(folder / "model.safetensors"))
             model.calibration_ = Calibration.load(folder, len(model.classes_))
         except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
@@ -394,29 +434,6 @@ def make_classifier(name: str, **params: Any) -> BagClassifier:
     if entry.cls is CDL:
         return CDLClassifier(**{**entry.preset, **params})
     return BagClassifier(name, **params)
-
-
-def fit_together(
-    classifiers: Sequence[BagClassifier], bags: Sequence[Bags], report: Report | None = None
-) -> None:
-    """Train classifiers of the same parameters at once, each on its own bags, where their kind allows it.
-
-    With feature vectors this is several times faster than one after the other, which others are trained.
-    """
-    begun = [each._begin(own, None) for each, own in zip(classifiers, bags, strict=True)]
-    method, recipe, seed = begun[0][1:4]
-    nets = [build(seed) for *_, build in begun]
-    same = all(parts[1:4] == (method, recipe, seed) for parts in begun)
-    if not same or not can_train_together(method, nets, bags, recipe):
-        for each, own in zip(classifiers, bags, strict=True):
-            each.fit(own, report=report)
-        return
-    histories = train_together(method, nets, bags, recipe, seed, report)  # type: ignore[arg-type]
-    for each, own, net, history in zip(classifiers, bags, nets, histories, strict=True):
-        if failed(history):
-            each.fit(own, report=report)
-        else:
-            each._end(own, method, recipe, seed, net, history)
 
 
 def list_methods() -> list[str]:

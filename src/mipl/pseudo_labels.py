@@ -39,7 +39,7 @@ class PseudoLabels:
         self.weights = uniform if initial is None else initial.detach().to(uniform, copy=True)  # (m, k)
         self.log_prior = None if initial is None else self.weights.log()  # (m, k)
         self.memory: dict[str, Tensor] = {}  # what a method remembers of the bags; kept in checkpoints
-        self.estimated = trust == "estimate"
+        self._trust, self._members, self.estimated = trust, members, trust == "estimate"
         if trust != 1.0:
             m, k = candidates.shape
             size = candidates.sum(dim=1)  # (m,)
@@ -78,6 +78,15 @@ class PseudoLabels:
                 weights = alpha * weights + (1.0 - alpha) * predicted.to(weights)
             self.weights[index] = weights
         return weights
+
+    def of_member(self, member: int, rows: Tensor) -> PseudoLabels:
+        """Return the table of one member of an ensemble for the bags at ``rows`` (b,), as it stands now."""
+        index = member * (len(self.weights) // self._members) + rows
+        own = PseudoLabels(self.candidates[index], trust=self._trust)
+        own.weights = self.weights[index].clone()
+        own.log_prior = None if self.log_prior is None else self.log_prior[index].clone()
+        own.memory |= {name: value[member : member + 1].clone() for name, value in self.memory.items()}
+        return own
 
     def even_out(self, shares: Tensor, prior: Tensor, strength: Tensor) -> None:
         """Lean, from here on, towards the classes that get less of the weights than they should.

@@ -13,13 +13,17 @@ from mipl.errors import SettingError, suggest
 T = TypeVar("T")
 
 
-def setting(default: Any, doc: str, *, idle: Any = dataclasses.MISSING) -> Any:
+def setting(default: Any, doc: str, *, idle: Any = dataclasses.MISSING, group: str = "") -> Any:
     """Return a dataclass field with one line of doc, shown by ``mipl methods`` and read by ``--set``.
 
-    ``idle``: the value at which it does nothing. At that value a run does not name it, so that runs recorded
-    before the setting existed stay what they are.
+    Args:
+        default: the value where none is given.
+        doc: one line that explains the setting.
+        idle: the value at which it does nothing. At that value a run does not name it, so that runs recorded
+            before the setting existed stay what they are.
+        group: the heading that it is listed under.
     """
-    return dataclasses.field(default=default, metadata={"doc": doc, "idle": idle})
+    return dataclasses.field(default=default, metadata={"doc": doc, "idle": idle, "group": group})
 
 
 def in_force(settings: Any) -> dict[str, Any]:

@@ -163,7 +163,7 @@ def test_accuracy_is_reached_by_the_shortest_training(no_processes, monkeypatch,
     monkeypatch.setattr(
         training,
         "mipl_run",
-        lambda data, methods, splits, epochs, scratch, vectors, settings: {
+        lambda data, methods, splits, epochs, scratch, settings: {
             "wall": splits + epochs, "fit": 1.0, "threads": [1], "accuracy": epochs / 10,
         },
     )  # fmt: skip
@@ -233,6 +233,6 @@ def test_temporary_data_are_deleted_when_a_benchmark_is_stopped(tmp_path):
 def test_the_command_that_is_measured_runs(tmp_path):
     path = tmp_path / "bags.npz"
     gaussian_bags(bags=30, k=4).save(path)
-    found = training.mipl_run(str(path), ["sam-cn"], 1, 1, tmp_path)
+    found = training.mipl_run(str(path), ["sam-cn"], 1, 1, tmp_path, ("ensemble=1",))
     assert found["threads"] == [1]
     assert 0 < found["fit"] < found["wall"]

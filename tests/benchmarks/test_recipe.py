@@ -1,4 +1,4 @@
-"""What the recipe is worth, counted on made-up runs; and that the page shows what was measured."""
+"""The tables of the recipe, counted on made-up runs; and that the pages show what was measured."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from mipl import make_classifier
 from mipl.experiments.runner import is_present
 from mipl.records.store import Record
 from mipl.registry import in_force
-from mipl.training.recipes import RECIPE_VERSION
+from mipl.training.recipe import RECIPE_VERSION
 
 sys.path.insert(0, str(REPO / "benchmarks"))
 
@@ -22,7 +22,14 @@ LABELS = np.arange(M) % K
 
 
 def run(
-    answers=LABELS, method="sam-cn", split=1, name="stable", dataset="digits-mipl", r=3, seconds=1.0, **given
+    answers=LABELS,
+    method="sam-cn",
+    split=1,
+    name="stable",
+    dataset="birdsong-mipl",
+    r=3,
+    seconds=1.0,
+    **given,
 ):
     """Return the record of a run that gave these answers."""
     parts = make_classifier(method, recipe=name, **given).parts()
@@ -41,13 +48,13 @@ def run(
 
 def test_a_run_of_another_recipe_is_not_of_the_present():
     assert is_present(run())
-    assert is_present(run(balance=0.0))
+    assert is_present(run(background=0.0))
     assert is_present(run(name="paper"))
     older = run()
     del older.info["spec"]["recipe_version"]  # as every record of version 1
     assert not is_present(older)
     earlier = run()
-    del earlier.info["spec"]["recipe_settings"]["balance"]
+    del earlier.info["spec"]["recipe_settings"]["background"]
     assert not is_present(earlier)
     unknown = run()
     unknown.info["given"] = {"pixel_dropout": 0.1}
@@ -57,30 +64,30 @@ def test_a_run_of_another_recipe_is_not_of_the_present():
     assert not is_present(dropped)
 
 
-def test_an_ingredient_is_compared_on_the_same_runs():
+def test_a_setting_is_compared_on_the_same_runs():
     worse = np.where(np.arange(M) < 30, (LABELS + 1) % K, LABELS)
-    records = [run(split=1), run(split=2), run(worse, split=1, balance=0.0), run(split=9, balance=0.0)]
+    records = [run(split=1), run(split=2), run(worse, split=1, background=0.0), run(split=9, background=0.0)]
     rows = {row["out"]: row for row in recipe.ablation(records)}
     assert rows["nothing"]["runs"] == 2
-    assert rows["`balance`"]["runs"] == 1  # split 9 has no run with everything
-    assert abs(rows["`balance`"]["accuracy"]["change"] + 0.3) < 1e-9
-    assert abs(rows["`balance`"]["ece"]["change"] - 0.3) < 1e-9
-    assert rows["`balance`"]["accuracy"]["worst"] == 0.7
-    assert abs(rows["`balance`"]["ece"]["worst"] - 0.3) < 1e-9
+    assert rows["`background`"]["runs"] == 1  # split 9 has no run with everything
+    assert abs(rows["`background`"]["accuracy"]["change"] + 0.3) < 1e-9
+    assert abs(rows["`background`"]["ece"]["change"] - 0.3) < 1e-9
+    assert rows["`background`"]["accuracy"]["worst"] == 0.7
+    assert abs(rows["`background`"]["ece"]["worst"] - 0.3) < 1e-9
     assert set(rows["nothing"]["ece"].values()) == {0.0}
-    assert set(rows) == {"nothing", "`balance`"}
-    records = [run(split=1), run(worse, split=2), run(split=1, balance=0.0), run(split=2, balance=0.0)]
-    own = {row["out"]: row for row in recipe.ablation(records)}["`balance`"]["accuracy"]
+    assert set(rows) == {"nothing", "`background`"}
+    records = [run(split=1), run(worse, split=2), run(split=1, background=0.0), run(split=2, background=0.0)]
+    own = {row["out"]: row for row in recipe.ablation(records)}["`background`"]["accuracy"]
     assert own["deviation"] == 0.0
     assert own["deviation_with"] == pytest.approx(0.3 / 2**0.5)
 
 
 def test_collapses_are_counted():
     constant, merged = np.zeros(M, int), np.where(LABELS == 1, 0, LABELS)
-    judged = run(split=4)
-    judged.info["advantage"] = [0.1, 1.2]
+    warned = run(split=4)
+    warned.info["signal"] = [1.2]
     records = [
-        run(), run(constant, split=2), run(merged, split=3), judged, run(batch_size=32),
+        run(), run(constant, split=2), run(merged, split=3), warned, run(batch_size=32),
         run(constant, name="paper"), run(gamma=3.0), run(method="miplma"), run(lr=0.5),
     ]  # fmt: skip
     stable, paper = recipe.collapses(records)

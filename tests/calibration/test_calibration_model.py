@@ -33,7 +33,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def model(data):
-    return CDLClassifier(epochs=12).fit(data[0])
+    return CDLClassifier(epochs=12, ensemble=1).fit(data[0])
 
 
 @pytest.mark.parametrize("by", ["labels", "candidates"])
@@ -87,6 +87,21 @@ def test_training_again_and_cloning_forget_it(model, data):
     made = calibrate(model, data[1])
     assert clone(made).calibration_ is None
     assert made.fit(data[0]).calibration_ is None
+
+
+def test_a_calibration_replaces_the_temperature_of_an_ensemble(data):
+    ensemble = CDLClassifier(epochs=12, ensemble=3).fit(data[0])
+    trained = ensemble.calibration_
+    assert trained.digest == data[0].content_digest()
+    assert (trained.by, trained.bags, trained.conformal) == ("candidates", 120, None)
+    made = calibrate(ensemble, data[1], set_share=0)
+    plain = ensemble.predict_log_proba(data[1]) * trained.scaling.temperature  # up to a constant per bag
+    truth = np.eye(4, dtype=bool)[data[1].labels]
+    wanted = fit_scaling(plain, truth).temperature
+    assert made.calibration_.scaling.temperature == pytest.approx(wanted, rel=1e-4)
+    assert ensemble.calibration_ == trained
+    again = made.fit(data[0])
+    assert again.calibration_ == trained
 
 
 def test_columns_follow_the_names_of_the_classes(model, data):

@@ -171,7 +171,16 @@ def test_a_bad_label_table_names_the_row_or_the_bag(row, sentence, files, tmp_pa
 def test_notices_are_one_line(tmp_path, capsys):
     gaussian_bags(r=0).save(tmp_path / "sure.npz")
     code, _, err = run(
-        capsys, "fit", tmp_path / "sure.npz", "--out", tmp_path / "m", "--set", "epochs=1", "--json"
+        capsys,
+        "fit",
+        tmp_path / "sure.npz",
+        "--out",
+        tmp_path / "m",
+        "--set",
+        "ensemble=1",
+        "--set",
+        "epochs=1",
+        "--json",
     )
     assert code == 0
     assert err == "mipl: note: Every bag has one candidate: this is ordinary supervision.\n"

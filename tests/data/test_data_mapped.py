@@ -53,11 +53,19 @@ def test_only_the_rows_of_a_bag_are_read(file, reads):
     np.testing.assert_array_equal(both, np.concatenate([first.instances, last.instances]))
 
 
-def test_a_fit_reads_the_instances_once_for_scaling_and_digest_and_once_an_epoch(file, reads):
+@pytest.mark.parametrize(
+    ("ensemble", "passes"),
+    [
+        (1, 1 + 2),  # scaling and digest, then one pass per epoch
+        (4, 1 + 2 * (2 + 1)),  # with each of two weight decays, two epochs and the out-of-fold predictions
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The model has learned nothing")
+def test_a_fit_reads_the_instances_once_for_scaling_and_once_per_epoch(file, reads, ensemble, passes):
     mapped = Bags.load(file, mapped=True)
-    make_classifier("sam-cn", epochs=2, instance_dropout=0.0).fit(mapped)
+    make_classifier("sam-cn", ensemble=ensemble, epochs=2, instance_dropout=0.0).fit(mapped)
     read, total = sum(s.stop - s.start for s in reads), int(mapped.sizes.sum())
-    assert total * 3 <= read <= total * 3 + len(mapped[0])  # and the first bag's first instance
+    assert total * passes <= read <= total * passes + passes * len(mapped[0])  # and first instances
 
 
 def test_a_value_that_is_not_finite_is_named_when_it_is_read(tmp_path):

@@ -40,7 +40,7 @@ def job(source, store, split=1, method="sam-cn", share=1.0, **params):
     return Job(
         source=source,
         method=method,
-        params={"epochs": 2, **params},
+        params={"epochs": 2, "ensemble": 1, **params},
         split=split,
         splits="stratified",
         seed=0,
@@ -70,29 +70,50 @@ def test_a_run_on_vectors_does_not_name_what_is_for_images(source, tmp_path):
     images = job(source, tmp_path)
     vectors = dataclasses.replace(images, vectors=True)
     named, rest = images.spec.recipe_settings, vectors.spec.recipe_settings
-    assert named.keys() - rest.keys() == {"pretrain", "image_lr", "image_average", "image_tau"}
-    other = job(source, tmp_path, image_tau=2.0)
+    assert named.keys() - rest.keys() == {"pretrain"}
+    other = job(source, tmp_path, pretrain=20)
     assert dataclasses.replace(other, vectors=True).spec.hash == vectors.spec.hash
     assert other.spec.hash != images.spec.hash
     run([vectors])
     assert is_present(Store(tmp_path).get(vectors.spec))
 
 
-LATER = {"image_lr", "image_average"}  # after the warm-up, where convolutions are trained
-
-
 @pytest.mark.parametrize(
     ("given", "idle"),
     [
-        ({"pretrain": 0}, {"pretrain", "image_tau"} | LATER),
-        ({"image_lr": 0.0}, LATER),
-        ({"warmup": 0.0}, {"starts"} | LATER),
-        ({"head": "sigmoid"}, set()),
+        ({"pretrain": 0}, {"pretrain"}),
+        ({"ensemble": 1}, {"ensemble"}),
+        ({"components": 0}, {"components"}),
+        ({"warmup": 0.0}, set()),
     ],
 )
-def test_a_run_does_not_name_what_its_other_settings_leave_without_effect(source, tmp_path, given, idle):
-    all_named, named = (job(source, tmp_path, **some).spec.recipe_settings for some in ({}, given))
+def test_a_run_does_not_name_settings_without_effect(source, tmp_path, given, idle):
+    all_named, named = (
+        job(source, tmp_path, **{"ensemble": 3, **some}).spec.recipe_settings for some in ({}, given)
+    )
     assert all_named.keys() - named.keys() == idle
+
+
+def test_the_number_of_members_makes_another_run(source, tmp_path):
+    hashes = {job(source, tmp_path, ensemble=members).spec.hash for members in (1, 3, 8)}
+    assert len(hashes) == 3
+    assert job(source, tmp_path, method="demipl", ensemble=1).spec.recipe_settings.get("ensemble") is None
+
+
+def test_the_record_of_an_ensemble_has_its_signal_and_temperature(source, tmp_path):
+    ensemble = job(source, tmp_path, ensemble=3, epochs=6)
+    run([ensemble])
+    record = Store(tmp_path).get(ensemble.spec)
+    bags = source.open()
+    train, test = stratified_split(bags, 1)
+    model = make_classifier("sam-cn", ensemble=3, epochs=6).fit(bags[train])
+    np.testing.assert_array_equal(
+        record.arrays["probabilities"], model.predict_proba(bags[test]).astype(np.float32)
+    )
+    assert record.info["signal"] == model.history_["signal"]
+    assert record.info["temperature"] == model.calibration_.scaling.temperature
+    assert record.info["weight_decay"] == model.recipe_.weight_decay
+    assert len(record.arrays["attention"]) == bags[test].sizes.sum()
 
 
 def test_a_record_is_what_the_estimator_gives(source, tmp_path):
@@ -100,7 +121,7 @@ def test_a_record_is_what_the_estimator_gives(source, tmp_path):
     record = Store(tmp_path).get(job(source, tmp_path).spec)
     bags = source.open()
     train, test = stratified_split(bags, 1)
-    model = make_classifier("sam-cn", epochs=2).fit(bags[train])
+    model = make_classifier("sam-cn", ensemble=1, epochs=2).fit(bags[train])
     np.testing.assert_array_equal(
         record.arrays["probabilities"], model.predict_proba(bags[test]).astype(np.float32)
     )
@@ -130,7 +151,7 @@ def test_extras_are_kept_where_they_are_asked_for_and_change_no_result(source, t
         np.testing.assert_array_equal(after.arrays[name], values)
     bags = source.open()
     train, test = stratified_split(bags, 1)
-    model = make_classifier("sam-cn", epochs=2).fit(bags[train])
+    model = make_classifier("sam-cn", ensemble=1, epochs=2).fit(bags[train])
     np.testing.assert_array_equal(after.arrays["features"], model.embed(bags[test]).astype(np.float32))
     np.testing.assert_array_equal(
         after.arrays["training_probabilities"], model.predict_proba(bags[train]).astype(np.float32)
@@ -167,30 +188,6 @@ def test_parallel_runs_leave_the_records_of_single_ones_with_one_thread_each(sou
         alone = Store(tmp_path / "one").get(each.spec)
         np.testing.assert_array_equal(record.arrays["probabilities"], alone.arrays["probabilities"])
     assert "OMP_NUM_THREADS" not in os.environ or os.environ["OMP_NUM_THREADS"] == "1"
-
-
-def test_splits_trained_together_have_records_of_their_own(source, tmp_path):
-    block = (1, 2, 3)
-    jobs = [dataclasses.replace(job(source, tmp_path, split, dropout=0.0), together=block) for split in block]
-    alone = job(source, tmp_path, 2, dropout=0.0)
-    assert len({each.spec.hash for each in (*jobs, alone)}) == 4
-    run_here([*jobs, alone])
-    store = Store(tmp_path)
-    for each in jobs:
-        assert store.get(each.spec).spec["together"] == [1, 2, 3]
-    assert "together" not in store.get(alone.spec).spec
-    np.testing.assert_allclose(  # without dropout the same but for rounding
-        store.get(jobs[1].spec).arrays["probabilities"],
-        store.get(alone.spec).arrays["probabilities"],
-        atol=1e-4,
-    )
-    before = [(tmp_path / each.spec.hash / "record.json").stat().st_mtime_ns for each in jobs]
-    (tmp_path / jobs[0].spec.hash / "record.json").write_text("{")
-    wanted = store.get(jobs[1].spec).arrays["probabilities"]
-    run_here(jobs)  # all three again, so that the first is what it was
-    after = [(tmp_path / each.spec.hash / "record.json").stat().st_mtime_ns for each in jobs]
-    assert all(a > b for a, b in zip(after, before, strict=True))
-    np.testing.assert_array_equal(store.get(jobs[1].spec).arrays["probabilities"], wanted)
 
 
 def test_finished_runs_are_not_run_again_and_damaged_ones_are(source, tmp_path):

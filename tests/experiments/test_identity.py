@@ -15,7 +15,7 @@ from mipl.experiments import engines
 from mipl.experiments.runner import Job, is_present, run, split_of
 from mipl.records.spec import RunSpec
 from mipl.records.store import Store
-from mipl.training.recipes import RECIPE_VERSION
+from mipl.training.recipe import RECIPE_VERSION
 
 BAGS = 24
 
@@ -43,8 +43,8 @@ def write_split(folder, test):
 
 def summary_of(capsys, data, out, *words):
     """Run one split through the command line and return the rows of its summary."""
-    words = ["run", str(data), "--splits", "1", "--set", "epochs=1", *words, "--out", str(out), "--json"]
-    assert main(words) == 0
+    settings = ("--set", "epochs=1", "--set", "ensemble=1")
+    assert main(["run", str(data), "--splits", "1", *settings, *words, "--out", str(out), "--json"]) == 0
     return json.loads(capsys.readouterr().out)["summary"]
 
 
@@ -67,7 +67,18 @@ def planned(path, store, **changes):
     folder = changes.get("split_folder", "")
     kind = "official" if folder else "stratified"
     digest = split_digest(bags, split_of(bags, kind, 1, folder=folder))
-    return Job(source, "sam-cn", {"epochs": 1}, 1, kind, 0, bags.digest(), digest, str(store), **changes)
+    return Job(
+        source,
+        "sam-cn",
+        {"epochs": 1, "ensemble": 1},
+        1,
+        kind,
+        0,
+        bags.digest(),
+        digest,
+        str(store),
+        **changes,
+    )
 
 
 def test_a_patient_column_makes_another_run(tmp_path, capsys):

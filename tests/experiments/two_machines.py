@@ -16,7 +16,6 @@ jobs = [
         **{
             **fields,
             "source": Source(**fields["source"]),
-            "together": tuple(fields["together"]),
             "extras": tuple(fields["extras"]),
         }
     )

@@ -30,7 +30,7 @@ def bags():
 @pytest.fixture(scope="module")
 def folder(bags, tmp_path_factory):
     place = tmp_path_factory.mktemp("card") / "model"
-    make_classifier("demipl", epochs=3, held_out=0.0).fit(bags[:120]).save(place)
+    make_classifier("demipl", epochs=3).fit(bags[:120]).save(place)
     return place
 
 
@@ -139,7 +139,7 @@ def test_limits_name_the_assumptions(folder, tmp_path, bags):
     for word in ("candidates", "Shift", "guarantee is not", "Unknown classes", "Attention"):
         assert word in text
     assert f"{np.e / (np.e + 3):.1%}" in text  # the sigmoid head's ceiling for four classes
-    make_classifier("sam-cn", epochs=1).fit(bags[:40]).save(tmp_path / "m")
+    make_classifier("sam-cn", ensemble=1, epochs=1).fit(bags[:40]).save(tmp_path / "m")
     assert "Sigmoid head" not in section(card_of(tmp_path / "m"), "Limits")
 
 

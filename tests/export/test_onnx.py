@@ -34,8 +34,9 @@ for known in NEURAL:
 
 
 @functools.cache
-def fitted(name, **settings):
-    return make_classifier(name, epochs=1, **settings).fit(gaussian_bags(bags=30, k=3))
+def fitted(name, ensemble=1, **settings):
+    model = make_classifier(name, epochs=1, ensemble=ensemble, **settings)
+    return model.fit(gaussian_bags(bags=30, k=3))
 
 
 def with_scaling(model, kind, weight, bias):
@@ -60,7 +61,7 @@ def check_in_torch(model, atol=1e-5):
         with torch.inference_mode():
             found, *attention = one(torch.from_numpy(bag))
         np.testing.assert_allclose(found.numpy(), p, atol=atol)
-        assert bool(attention) == isinstance(model.network_, BagNetwork)
+        assert bool(attention) == model.has_attention
         if attention:
             np.testing.assert_allclose(attention[0], model.attention_weights([bag])[0], atol=atol)
 
@@ -68,6 +69,16 @@ def check_in_torch(model, atol=1e-5):
 @pytest.mark.parametrize("name", NEURAL)
 def test_one_bag_alone_is_what_the_classifier_finds(name):
     check_in_torch(fitted(name))
+
+
+@pytest.mark.filterwarnings("ignore:The model has learned nothing")
+@pytest.mark.parametrize("name", [names[0] for names in LAYERS.values()])
+def test_an_ensemble_on_one_bag_is_what_the_classifier_finds(name):
+    model = fitted(name, ensemble=3)
+    assert len(model.network_.members) == 3
+    check_in_torch(model)
+    vector = with_scaling(model, "vector", (0.4, 1.0, 3.0), (0.5, 0.0, -1.0))
+    check_in_torch(vector)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +125,7 @@ def test_onnxruntime_finds_the_same_for_bags_of_any_size(names, tmp_path):
     checked = export_onnx(model, path)
     assert checked["sizes"] == list(SIZES)
     assert max(checked["differences"].values()) <= TOLERANCE
-    assert ("attention" in checked["differences"]) == isinstance(model.network_, BagNetwork)
+    assert ("attention" in checked["differences"]) == isinstance(NETWORKS[names[0]], BagNetwork)
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]  # weights are inside
     content, rng = path.read_bytes(), np.random.default_rng(3)
     for name in names:
@@ -134,7 +145,7 @@ def test_calibrated_images_and_what_the_file_says_of_itself(digits, tmp_path):
     path = tmp_path / "model.onnx"
     arrays = [(255 * bag.instances).astype(np.uint8) for bag in digits[:30]]
     images = Bags.from_list(arrays, digits.candidates[:30], classes=digits.classes)
-    plain = make_classifier("sam-cn", epochs=1).fit(images)
+    plain = make_classifier("sam-cn", ensemble=1, epochs=1).fit(images)
     k = len(plain.classes_)
     model = with_scaling(plain, "vector", tuple(np.linspace(0.5, 2, k)), tuple(np.linspace(-1, 1, k)))
     export_onnx(model, path)

@@ -128,6 +128,43 @@ def test_a_class_that_took_all_loses_what_it_has_too_much():
     assert odds == pytest.approx(np.exp(3 / 1.75), rel=1e-2)
 
 
+@pytest.mark.parametrize("trust", [1.0, 0.8, "estimate"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_table_of_a_member_goes_on_as_its_rows_would(trust, weighted):
+    """Against the whole table: the same weights after the same updates, and no memory in common."""
+    rng = np.random.default_rng(0)
+    m, k, members, member = 6, 4, 3, 1
+    S = np.tile(candidate_sets(m, k, rng), (members, 1))
+    initial = (rng.random(S.shape) + 0.1) * S
+    initial = torch.tensor(initial / initial.sum(axis=1, keepdims=True)) if weighted else None
+    whole = PseudoLabels(torch.tensor(S), initial, trust, members)
+    index = torch.arange(len(S))
+    proportions, prior = (torch.tensor(rng.dirichlet(np.ones(k), size=members)) for _ in range(2))
+
+    def logits():
+        return torch.tensor(rng.standard_normal((len(S), k)))
+
+    whole.even_out(proportions, prior, torch.full((members, 1), 0.5))
+    whole.update(index, logits(), 0.0)
+    whole.settle(lambda tensors: None, warming=True)
+    rows = torch.tensor([0, 2, 5])
+    place = member * m + rows
+    own = whole.of_member(member, rows)
+    assert torch.equal(own.candidates, whole.candidates[place])
+    assert torch.equal(own.weights, whole.weights[place])
+    for alpha in (0.0, 0.4):
+        given_logits = logits()
+        before = whole.weights.clone()
+        updated = own.update(torch.arange(3), given_logits[place], alpha)
+        assert torch.equal(whole.weights, before)
+        torch.testing.assert_close(updated, whole.update(place, given_logits[place], alpha))
+    own.let_go()
+    assert weighted == (whole.log_prior is not None)
+    assert "lean" in whole.memory
+    (found,) = own.settle(lambda tensors: None, warming=True) or [{}]
+    assert ("trust" in found) == (trust == "estimate")
+
+
 # --- Eq. 15 ---
 
 

@@ -163,7 +163,8 @@ def test_metric_and_prototypes_are_kept_with_the_model(tmp_path):
     model = make_classifier("agopmipl", epochs=3, width=8).fit(bags, checkpoint=tmp_path / "run")
     model.save(tmp_path / "model")
     stored = load_file(tmp_path / "model" / "model.safetensors")
-    checkpoint = load_file(tmp_path / "run" / "checkpoint.safetensors")
+    (path,) = (tmp_path / "run").rglob("checkpoint.safetensors")
+    checkpoint = load_file(path)
     for name in ("prototypes", "metric", "root"):
         assert torch.equal(stored[f"score.{name}"], getattr(model.network_.score, name))
         assert f"net.score.{name}" in checkpoint

@@ -18,7 +18,7 @@ from mipl.methods.elimipl import log_complement
 from mipl.methods.miplma import spread
 from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for
-from mipl.training.recipes import make_recipe
+from mipl.training.recipe import make_recipe
 from mipl.training.trainer import train
 
 K, D = 4, 3
@@ -445,7 +445,9 @@ def test_the_published_settings_are_as_the_authors_have_them():
     assert miplma("c-sift", None) == (0.01, 0.05, 512, 0.95)
 
     def promipl(dataset, r):
-        return published("promipl", dataset, r, "lr", "rate", "tau_decay", "entropy_weight", "rebuild_weight")
+        return published(
+            "promipl", dataset, r, "lr", "schedule", "tau_decay", "entropy_weight", "rebuild_weight"
+        )
 
     assert [promipl("mnist-mipl", r)[0] for r in (1, 2, 3)] == [0.005, 0.005, 0.0085]
     assert promipl("mnist-mipl", 1) == (0.005, "constant", 1.0, 1.0, 1.0)
@@ -458,14 +460,10 @@ def test_under_the_stable_recipe_only_weights_of_the_loss_are_the_authors(name):
         wanted = METHODS[name].cls.recommended("stable", dataset, r)
         shared = {} if name == "promipl" else AttentionMethod.recommended("stable", dataset, r)
         assert shared.items() <= wanted.items()
-        given = set(wanted) - set(shared) - {"image_lr", "lr"}
-        assert given <= {"entropy_weight", "inhibition", "sparsity", "margin_weight", "warmup"}
-        # with a sigmoid head convolutions stay: by the rate, or by a training without a warm-up
-        stay = {
-            "promipl": ("warmup", 0.0),
-            **dict.fromkeys(("demipl", "elimipl", "miplma"), ("image_lr", 0.0)),
-        }
-        assert name not in stay or stay[name] in wanted.items()
+        given = set(wanted) - set(shared) - ({"lr", "warmup"} if name == "promipl" else set())
+        assert given <= {"entropy_weight", "inhibition", "sparsity", "margin_weight"}
+    assert METHODS[name].make().trains_convolutions == (name not in EARLIER)  # they have a sigmoid head
+    assert METHODS[name].make(head="linear").trains_convolutions
     assert make_classifier("promipl").parts()[0].tau_decay == 1.0
     assert make_classifier("elimipl").parts({"dataset": "mnist-mipl", "r": 3})[0].sparsity == 0.1
     assert make_classifier("elimipl", sparsity=2.0).parts({"dataset": "mnist-mipl", "r": 3})[0].sparsity == 2

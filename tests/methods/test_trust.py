@@ -12,11 +12,14 @@ from mipl import load, make_classifier
 from mipl.data.benchmarks import gaussian_bags
 from mipl.data.noise import remove_true_label
 from mipl.errors import SettingError
-from mipl.estimators import fit_together
 from mipl.losses import cdl_loss
 from mipl.methods import METHODS
 from mipl.pseudo_labels import SOUND, START, STEPS, PseudoLabels
 from mipl.registry import parse_setting
+from mipl.training.crossfit import train_stacked
+from mipl.training.parallel import Alone
+from mipl.training.recipe import make_recipe
+from mipl.training.trainer import Training
 
 properties = settings(max_examples=30, deadline=None)
 TRUSTING = [name for name in METHODS if hasattr(METHODS[name].cls, "trust")]
@@ -131,16 +134,16 @@ def test_the_margin_is_that_of_the_side_a_bag_is_on():
             assert float(values[i]) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_every_way_of_training_is_the_same_one(tmp_path):
-    """Alone, resumed after any epoch (bit for bit) and with others as one network."""
-    noisy, other = (remove_true_label(gaussian_bags(bags=40, k=5, seed=seed), 0.3) for seed in (1, 2))
-    given_ = {"epochs": 8, "dropout": 0.0, "trust": "estimate"}
+@pytest.mark.parametrize("ensemble", [1, 3])
+def test_training_with_an_estimated_trust_resumes_bit_for_bit(ensemble, tmp_path):
+    noisy = remove_true_label(gaussian_bags(bags=40, k=5, seed=1), 0.3)
+    given_ = {"epochs": 8, "trust": "estimate", "ensemble": ensemble}
     model = make_classifier("sam-cn", **given_).fit(noisy)
 
     class StopHereError(Exception):
         pass
 
-    for epoch in (2, 5):  # in the 5th, after the warm-up, weights rest
+    for epoch in (2, 5):  # within the warm-up, and in the first epoch after it
 
         def stop(done, note="", epoch=epoch):
             if done == epoch:
@@ -149,19 +152,29 @@ def test_every_way_of_training_is_the_same_one(tmp_path):
         with pytest.raises(StopHereError):
             make_classifier("sam-cn", **given_).fit(noisy, checkpoint=tmp_path / str(epoch), report=stop)
         resumed = make_classifier("sam-cn", **given_).fit(noisy, checkpoint=tmp_path / str(epoch))
-        assert np.array_equal(resumed.predict_proba(noisy), model.predict_proba(noisy))
+        np.testing.assert_array_equal(resumed.predict_proba(noisy), model.predict_proba(noisy))
         assert resumed.history_["loss"] == model.history_["loss"]
         assert resumed.history_["trust_1"] == model.history_["trust_1"]
 
-    together = [make_classifier("sam-cn", **given_) for _ in range(2)]
-    fit_together(together, [other, noisy])  # the second of two
-    np.testing.assert_allclose(together[1].predict_proba(noisy), model.predict_proba(noisy), atol=5e-4)
-    np.testing.assert_allclose(together[1].history_["trust_1"], model.history_["trust_1"], atol=1e-3)
+
+def test_a_member_estimates_the_trust_of_a_network_trained_alone():
+    noisy = remove_true_label(gaussian_bags(bags=40, k=5, seed=1), 0.3)
+    method = METHODS["sam-cn"].make(dropout=0.0, trust="estimate")
+    training = Training(method, make_recipe("stable", epochs=8), 0, Alone())
+    torch.manual_seed(0)
+    nets = [method.build(noisy.feature_shape, noisy.k) for _ in range(2)]
+    alone = method.build(noisy.feature_shape, noisy.k)
+    alone.load_state_dict(nets[1].state_dict())
+    histories, _ = train_stacked(training, nets, noisy, torch.ones(2, len(noisy)), 8)
+    history = training.run(alone, noisy, training.table(noisy), 1, 8)
+    np.testing.assert_allclose(histories[1]["trust_1"], history["trust_1"], atol=1e-3)
+    np.testing.assert_allclose(histories[1]["loss"], history["loss"], rtol=2e-3)
 
 
-def test_the_share_of_lost_truths_is_found_and_kept_with_the_model(tmp_path):
+@pytest.mark.parametrize("ensemble", [1, 3])
+def test_the_proportion_of_lost_true_labels_is_estimated_and_saved(ensemble, tmp_path):
     noisy = remove_true_label(gaussian_bags(bags=120, k=5, seed=1), 0.3)
-    model = make_classifier("sam-cn", epochs=30, trust="estimate").fit(noisy)
+    model = make_classifier("sam-cn", ensemble=ensemble, epochs=30, trust="estimate").fit(noisy)
     assert model.history_["trust_1"][-1] < 0.4  # every bag that lost its truth has one candidate left
     assert model.history_["trust_2"][-1] > 0.9
     assert model.history_["trust"][-1] == pytest.approx(0.7, abs=0.1)
@@ -172,17 +185,17 @@ def test_the_share_of_lost_truths_is_found_and_kept_with_the_model(tmp_path):
 
 def test_sound_sets_are_found_sound():
     bags = gaussian_bags(bags=80, k=5, seed=1)
-    model = make_classifier("sam-cn", epochs=20, trust="estimate").fit(bags)
+    model = make_classifier("sam-cn", ensemble=3, epochs=20, trust="estimate").fit(bags)
     assert model.history_["trust"][-1] > 0.97
 
 
 @pytest.mark.parametrize("name", TRUSTING)
-@pytest.mark.filterwarnings("ignore:Every bag has one candidate")
+@pytest.mark.filterwarnings("ignore:Every bag has one candidate", "ignore:The model has learned nothing")
 def test_odd_sets_train_to_finite_probabilities(name):
     whole = gaussian_bags(bags=24, k=3, r=2, seed=5)  # every label a candidate: nothing outside
     single = dataclasses.replace(whole, candidates=np.eye(3, dtype=bool)[whole.labels])
     for bags, update in ((whole, "before"), (single, "after")):
-        model = make_classifier(name, epochs=2, trust="estimate", update=update).fit(bags)
+        model = make_classifier(name, ensemble=3, epochs=2, trust="estimate", update=update).fit(bags)
         assert np.isfinite(model.predict_proba(bags)).all()
 
 

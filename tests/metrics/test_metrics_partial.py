@@ -173,7 +173,7 @@ def test_a_grid_search_without_any_true_label(hidden, unlabelled):
 
 def test_a_search_over_an_attention_method(unlabelled):
     search = GridSearchCV(
-        make_classifier("sam-cn", epochs=2),
+        make_classifier("sam-cn", ensemble=1, epochs=2),
         {"competitor": ["cn", "cc"], "gamma": [1.0]},
         scoring=set_log_likelihood_scorer,
         refit=first_within_one_error,

@@ -248,27 +248,43 @@ def test_instances_by_parts_give_the_same(attention, monkeypatch):
 # --- the background ---
 
 
+def selective(net):
+    """Enlarge the scores, so that some instances have hardly any attention."""
+    with torch.no_grad():
+        net.score.score[2].weight.mul_(20.0)
+    return net
+
+
 @ATTENTIONS
 @pytest.mark.parametrize("head", ["linear", "sigmoid"])
-def test_how_decided_a_background_is_against_a_loop(attention, head):
-    net = enlarge(network((5,), width=16, attention=attention, head=head), 3.0)
-    sizes = [1, 2, 7, 30]
+def test_the_divergence_of_the_background_equals_a_loop(attention, head):
+    """KL(uniform ‖ prediction of the mean background); background has less than a tenth of 1/n."""
+    net = selective(enlarge(network((5,), width=16, attention=attention, head=head), 3.0))
+    net.attention.set_epoch(99)
+    sizes = [1, 9, 30, 60]
     bags = [torch.randn(n, 5) for n in sizes]
     output = net(torch.cat(bags), torch.tensor(sizes))
     got = net.decided(output, torch.tensor(sizes)).detach().numpy()
     assert got[0] == 0.0  # the only instance of a bag is not its background
+    found = 0
     for bag, value in zip(bags[1:], got[1:], strict=True):
         alone = net(bag, torch.tensor([len(bag)]))
-        little = [i for i in range(len(bag)) if alone.attention[i] < 1 / len(bag)]
-        mean = torch.stack([net.encode(bag[i : i + 1])[0] for i in little]).mean(dim=0)
+        ignored = [i for i in range(len(bag)) if alone.attention[i] < 0.1 / len(bag)]
+        found += len(ignored)
+        if not ignored:
+            assert value == 0.0
+            continue
+        mean = torch.stack([net.encode(bag[i : i + 1])[0] for i in ignored]).mean(dim=0)
         q = net.head(mean[None])[0].double().softmax(dim=0).detach().numpy()
         assert value == pytest.approx(sum(np.log(0.2 / q) / 5), rel=1e-3, abs=1e-6)
+    assert 0 < found < sum(sizes)
 
 
-def test_an_even_head_has_an_undecided_background_and_attention_is_no_way_out():
-    net = enlarge(network((5,), width=16), 3.0)
+def test_a_constant_head_has_a_divergence_of_0_and_attention_has_no_gradient():
+    net = selective(enlarge(network((5,), width=16), 3.0))
     sizes = torch.tensor([4, 9])
     output = net(torch.randn(13, 5), sizes)
+    assert (net.decided(output, sizes) > 0).all()
     (slope,) = torch.autograd.grad(net.decided(output, sizes).sum(), output.scores, allow_unused=True)
     assert slope is None  # which instances they are is taken as it is
     with torch.no_grad():

@@ -83,7 +83,7 @@ def test_every_kind_of_body_is_answered_as_the_model_answers(client):
 
 def test_images(digits):
     """(n, h, w) is a bag, also with n = 1, and (m, n, h, w) are m bags."""
-    model = mipl.CDLClassifier(epochs=1).fit(digits[:20])
+    model = mipl.CDLClassifier(epochs=1, ensemble=1).fit(digits[:20])
     bag = digits[0].instances
     with TestClient(app_of(model), base_url="http://localhost") as client:
         for array, kind, bags in (

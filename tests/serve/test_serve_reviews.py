@@ -141,7 +141,7 @@ def test_one_bag_with_its_attention(client):
 
 
 def test_images_are_sent_as_pixels(digits):
-    model = mipl.CDLClassifier(epochs=1).fit(digits[:20])
+    model = mipl.CDLClassifier(epochs=1, ensemble=1).fit(digits[:20])
     one = Board(model, digits[:2]).bag(0)["instances"][0]
     assert (one["width"], one["height"]) == digits.feature_shape[::-1]
     pixels = np.frombuffer(base64.b64decode(one["pixels"]), dtype=np.uint8).reshape(*digits.feature_shape, 3)

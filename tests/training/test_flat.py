@@ -8,7 +8,7 @@ from torch import nn
 
 from mipl.methods.base import METHODS
 from mipl.training.flat import FlatParameters
-from mipl.training.recipes import Recipe
+from mipl.training.recipe import Recipe
 
 
 def test_a_network_computes_the_same_before_during_and_after():
@@ -31,10 +31,11 @@ def test_a_network_computes_the_same_before_during_and_after():
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_steps_equal_those_of_an_optimiser_of_the_parameters_themselves(optimizer):
     torch.manual_seed(1)
-    net = METHODS["dam-cn"].make(dropout=0.0).build((6,), 3)
+    net = METHODS["dam-cn"].make(dropout=0.0).build((8, 8), 3)
     twin = copy.deepcopy(net)
-    recipe = Recipe(optimizer=optimizer, fan_in=4, lr=0.05, weight_decay=0.1)
+    recipe = Recipe(optimizer=optimizer, lr=0.05, weight_decay=0.1)
     flat = FlatParameters(recipe.shares(net))
+    assert len(flat.vectors) == (3 if optimizer == "adamw" else 1)  # one per factor on the learning rate
     mine = recipe.make_optimizer(flat)
     groups = [{"params": own, "share": share} for share, own in recipe.shares(twin)]
     theirs = (
@@ -46,7 +47,7 @@ def test_steps_equal_those_of_an_optimiser_of_the_parameters_themselves(optimize
         for group in opt.param_groups:
             group["lr"] = 0.05 * group["share"]
     for step in range(5):
-        x, sizes = torch.randn(7, 6), torch.tensor([3, 4])
+        x, sizes = torch.rand(7, 8, 8), torch.tensor([3, 4])
         flat.zero_grad()
         net(x, sizes).logits.square().sum().backward()
         norm = nn.utils.clip_grad_norm_(flat.vectors, 0.5)
@@ -64,7 +65,7 @@ def test_frozen_tied_and_double_parameters():
     encoder[1].weight = encoder[0].weight
     encoder[2].requires_grad_(False)
     frozen = encoder[2].weight.data_ptr()
-    flat = FlatParameters(Recipe(fan_in=None).shares(encoder))
+    flat = FlatParameters([(1.0, list(encoder.parameters()))])
     assert sorted((str(v.dtype), v.numel()) for v in flat.vectors) == [
         ("torch.float32", 15),
         ("torch.float64", 8),
@@ -73,3 +74,22 @@ def test_frozen_tied_and_double_parameters():
     assert encoder[2].weight.data_ptr() == frozen
     flat.release()
     assert encoder[1].weight is encoder[0].weight
+
+
+def test_the_gradient_of_every_member_is_clipped_on_its_own():
+    torch.manual_seed(0)
+    shapes = [(3, 4, 2), (3, 5)]
+    stacked = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    flat = FlatParameters([(1.0, [stacked[0]]), (0.5, [stacked[1]])], members=3)
+    scale = torch.tensor([0.01, 1.0, 100.0])
+    gradients = [torch.randn(shape) * scale.view(3, *[1] * (len(shape) - 1)) for shape in shapes]
+    for parameter, gradient in zip(stacked, gradients, strict=True):
+        parameter.grad.copy_(gradient)
+    flat.clip(0.5)
+    for member in range(3):
+        alone = [nn.Parameter(torch.zeros(shape[1:])) for shape in shapes]
+        for parameter, gradient in zip(alone, gradients, strict=True):
+            parameter.grad = gradient[member].clone()
+        nn.utils.clip_grad_norm_(alone, 0.5)
+        for parameter, rows in zip(alone, stacked, strict=True):
+            torch.testing.assert_close(rows.grad[member], parameter.grad)

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from mipl import make_classifier
+from mipl import load, make_classifier
 from mipl.cli import main
 from mipl.data.benchmarks import gaussian_bags
 from mipl.errors import SettingError
@@ -41,7 +41,7 @@ def trained(tmp_path_factory):
 
 def command(folder, out, *words):
     # no dropout: each process draws its own; the estimated trust is a sum over all bags
-    chosen = ("epochs=40", "dropout=0", "batch_size=5", "trust=estimate")
+    chosen = ("epochs=40", "dropout=0", "batch_size=5", "trust=estimate", "ensemble=1")
     settings_ = [word for value in chosen for word in ("--set", value)]
     return ["fit", str(folder / "bags.npz"), "--out", str(folder / out), *settings_, *words]
 
@@ -62,7 +62,7 @@ def start(*words):
 def test_two_processes_are_killed_and_one_goes_on(trained):
     together = ("--devices", "2", "--accelerator", "cpu", "--checkpoint", str(trained / "state"))
     process = start(*command(trained, "resumed", *together))
-    stored = trained / "state" / "checkpoint.safetensors"
+    stored = trained / "state" / "weight-decay-0.01" / "checkpoint.safetensors"
     deadline = time.monotonic() + 120
     while not stored.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -86,10 +86,23 @@ def test_two_processes_make_the_model_of_one(trained):
 
 
 @pytest.mark.slow
-def test_half_precision_learns_and_keeps_whole_weights():
+def test_two_processes_train_an_ensemble(trained):
+    words = ("--set", "ensemble=3", "--set", "epochs=4", "--devices", "2", "--accelerator", "cpu", "--json")
+    process = start(*command(trained, "ensemble", *words))
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    model = load(trained / "ensemble")
+    assert len(model.network_.members) == 3
+    assert len(model.history_["loss"]) == 4
+    assert model.score(gaussian_bags(bags=61)) > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ensemble", [1, 3])
+def test_half_precision_learns_and_keeps_whole_weights(ensemble):
     fabric = pytest.importorskip("lightning_fabric").Fabric(accelerator="cpu", precision="bf16-mixed")
     bags = gaussian_bags(bags=80)
-    model = make_classifier("sam-cn", epochs=40).fit(bags, fabric=fabric)
+    model = make_classifier("sam-cn", ensemble=ensemble, epochs=40).fit(bags, fabric=fabric)
     assert model.score(bags) > 0.8
     assert {p.dtype for p in model.network_.parameters()} == {torch.float32}
 

@@ -16,12 +16,19 @@ import torch
 from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader
 from mipl.errors import SettingError, StorageError, TrainingError
-from mipl.estimators import CDLClassifier
+from mipl.estimators import CDLClassifier, make_classifier
 from mipl.methods import METHODS
 from mipl.seeding import rng_for, seed_for
 from mipl.training.flat import FlatParameters
-from mipl.training.recipes import RECIPES, Recipe, ambiguity, make_recipe
+from mipl.training.recipe import RECIPES, Recipe, make_recipe
 from mipl.training.trainer import train
+
+EPOCHS = 60  # of a training that is stopped by a signal
+
+
+def single(*names, **settings):
+    """Return the classifier of a single network."""
+    return CDLClassifier(*names, ensemble=1, **settings)
 
 
 def build(method, bags, seed=0):
@@ -64,9 +71,9 @@ def test_equals_algorithm_1_written_out_by_hand(gaussian):
 def test_paper_recipe_is_what_the_authors_ran():
     recipe = RECIPES["paper"]
     assert (recipe.batch_size, recipe.lr, recipe.clip_norm, recipe.epochs) == (1, 0.01, None, 100)
-    assert (recipe.pretrain, recipe.held_out, recipe.balance, recipe.fan_in) == (0, 0.0, 0.0, None)
-    assert (recipe.background, recipe.gamma_at(1)) == (0.0, 1.0)
-    assert (recipe.optimizer, recipe.weight_decay, recipe.rate, recipe.warmup) == ("sgd", 1e-4, "cosine", 0)
+    assert (recipe.pretrain, recipe.ensemble, recipe.components) == (0, 1, 0)
+    assert (recipe.background, recipe.instance_dropout, recipe.gamma_at(1)) == (0.0, 0.0, 1.0)
+    assert (recipe.optimizer, recipe.weight_decay, recipe.warmup) == ("sgd", 1e-4, 0)
     optimizer = recipe.make_optimizer(FlatParameters(recipe.shares(torch.nn.Linear(999, 1))))
     assert [group["share"] for group in optimizer.param_groups] == [1.0]
     assert optimizer.defaults["momentum"] == 0.9
@@ -75,7 +82,7 @@ def test_paper_recipe_is_what_the_authors_ran():
 
 def test_wide_encoder_layers_take_smaller_steps():
     net = METHODS["sam-cn"].make().build((28, 28), 5)
-    shares = Recipe(lr=1.0, fan_in=40).shares(net)
+    shares = Recipe(lr=1.0).shares(net)
     share = {id(p): value for value, parameters in shares for p in parameters}
     assert len(share) == len(list(net.parameters()))
     expected = {"encoder.conv1": 1.0, "encoder.conv2": 40 / 500, "encoder.linear": 40 / 800, "head": 1.0}
@@ -86,13 +93,7 @@ def test_wide_encoder_layers_take_smaller_steps():
 
 def test_layers_on_vectors_take_whole_steps_however_wide():
     net = METHODS["sam-cn"].make().build((1280,), 5)
-    assert [share for share, _ in Recipe(fan_in=40).shares(net)] == [1.0]
-
-
-def test_ambiguity_is_the_share_of_other_classes_that_are_candidates():
-    for r in range(5):
-        sets = torch.stack([(torch.arange(5) <= r).roll(i) for i in range(7)])
-        assert ambiguity(sets) == pytest.approx(r / 4)
+    assert [share for share, _ in Recipe().shares(net)] == [1.0]
 
 
 def test_schedules():
@@ -108,6 +109,41 @@ def test_schedules():
     assert [warm.gamma_at(t) for t in (1, 4, 5, 10)] == [0.0, 0.0, 1.0, 1.0]
 
 
+def test_a_method_can_have_a_constant_learning_rate(gaussian):
+    rates = {
+        schedule: make_classifier("promipl", schedule=schedule, epochs=3).fit(gaussian).history_["lr"]
+        for schedule in ("cosine", "constant")
+    }
+    assert len(set(rates["constant"])) == 1
+    assert rates["cosine"][0] == rates["constant"][0]
+    assert rates["cosine"] == sorted(rates["cosine"], reverse=True)
+    with pytest.raises(SettingError, match="schedule = 'linear' must be 'cosine' or 'constant'"):
+        make_classifier("promipl", schedule="linear").parts()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"ensemble": 0}, "ensemble = 0 must be at least 1."),
+        ({"components": -1}, "components = -1 must be at least 0."),
+        ({"pretrain": -1}, "pretrain = -1 must be at least 0."),
+        ({"weight_decay": -0.1}, "weight_decay = -0.1 must be finite and at least 0, or none."),
+        ({"background": float("inf")}, "background = inf must be finite and at least 0."),
+        ({"warmup": 1.0}, "warmup = 1.0 must be in [0, 1)."),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, sentence):
+    with pytest.raises(SettingError) as error:
+        Recipe(**settings)
+    assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize("name", ["held_out", "starts", "image_lr", "image_tau", "fan_in", "balance", "rate"])
+def test_settings_that_no_longer_exist_are_refused(name):
+    with pytest.raises(SettingError, match=f"has no setting '{name}'"):
+        make_classifier("sam-cn", **{name: 0})
+
+
 def test_clipping_bounds_a_step(gaussian):
     method = METHODS["sam-cn"].make(dropout=0.0)
     net = build(method, gaussian)
@@ -120,23 +156,28 @@ def test_clipping_bounds_a_step(gaussian):
     assert step <= 0.5 * 1.9 * 1e-3 * 1.001  # Nesterov: gradient + 0.9 × gradient
 
 
-def test_history_has_a_value_an_epoch(gaussian):
-    history = CDLClassifier(epochs=4).fit(gaussian).history_
+def test_history_has_one_value_per_epoch(gaussian):
+    history = single(epochs=4).fit(gaussian).history_
     assert {name: len(values) for name, values in history.items()} == dict.fromkeys(history, 4)
     assert {"loss", "lr", "seconds"} <= set(history)
+    ensemble = CDLClassifier(epochs=4, ensemble=3).fit(gaussian).history_
+    assert set(ensemble) == {*history, "signal"}
+    assert {name: len(values) for name, values in ensemble.items()} == {
+        **dict.fromkeys(history, 4),
+        "signal": 1,
+    }
 
 
 def test_initial_weights_replace_the_uniform_start(gaussian):
     weights = np.eye(4)[gaussian.labels].astype(np.float32)
     informed = dataclasses.replace(gaussian, weights=weights)
-    model = CDLClassifier(epochs=2, random_state=0)
+    model = single(epochs=2, random_state=0)
     assert (
-        model.fit(informed).predict_proba(gaussian)
-        != CDLClassifier(epochs=2).fit(gaussian).predict_proba(gaussian)
+        model.fit(informed).predict_proba(gaussian) != single(epochs=2).fit(gaussian).predict_proba(gaussian)
     ).any()
 
 
-def test_divergence_is_said_and_not_returned(gaussian):
+def test_divergence_is_an_error(gaussian):
     with pytest.raises(TrainingError, match="became NaN in epoch 1: lower lr"):
         CDLClassifier(recipe="paper", optimizer="sgd", lr=1e30, epochs=2).fit(gaussian)
 
@@ -145,14 +186,14 @@ def test_the_global_random_state_is_left_alone(gaussian):
     torch.manual_seed(123)
     expected = torch.rand(1)
     torch.manual_seed(123)
-    CDLClassifier(epochs=1).fit(gaussian)
+    single(epochs=1).fit(gaussian)
     assert torch.rand(1) == expected
 
 
 def test_a_finished_checkpoint_is_not_trained_again(gaussian, tmp_path):
-    first = CDLClassifier(epochs=3).fit(gaussian, checkpoint=tmp_path)
+    first = single(epochs=3).fit(gaussian, checkpoint=tmp_path)
     epochs = []
-    again = CDLClassifier(epochs=3).fit(
+    again = single(epochs=3).fit(
         gaussian, checkpoint=tmp_path, report=lambda done, note="": epochs.append(done)
     )
     assert epochs == []
@@ -160,24 +201,24 @@ def test_a_finished_checkpoint_is_not_trained_again(gaussian, tmp_path):
 
 
 def test_a_checkpoint_of_another_training_is_refused(gaussian, tmp_path):
-    CDLClassifier(epochs=2).fit(gaussian, checkpoint=tmp_path)
+    single(epochs=2).fit(gaussian, checkpoint=tmp_path)
     for other, what in (
-        (CDLClassifier(epochs=3), "recipe"),
-        (CDLClassifier(epochs=2, gamma=2.0), "hyper-parameters"),
-        (CDLClassifier(epochs=2, random_state=1), "seed"),
+        (single(epochs=3), "recipe"),
+        (single(epochs=2, gamma=2.0), "hyper-parameters"),
+        (single(epochs=2, random_state=1), "seed"),
     ):
         with pytest.raises(SettingError, match=f"another training, which differs in {what}"):
             other.fit(gaussian, checkpoint=tmp_path)
     with pytest.raises(SettingError, match="differs in data"):
-        CDLClassifier(epochs=2).fit(gaussian[:30], checkpoint=tmp_path)
+        single(epochs=2).fit(gaussian[:30], checkpoint=tmp_path)
 
 
 def test_a_damaged_checkpoint_is_refused(gaussian, tmp_path):
-    CDLClassifier(epochs=1).fit(gaussian, checkpoint=tmp_path)
-    file = tmp_path / "checkpoint.safetensors"
+    single(epochs=1).fit(gaussian, checkpoint=tmp_path)
+    (file,) = tmp_path.rglob("checkpoint.safetensors")
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(StorageError, match=r"damaged.*delete it to train from the start"):
-        CDLClassifier(epochs=1).fit(gaussian, checkpoint=tmp_path)
+        single(epochs=1).fit(gaussian, checkpoint=tmp_path)
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
@@ -186,8 +227,7 @@ def test_a_process_that_is_stopped_resumes_to_the_same_model(end, gaussian, tmp_
     gaussian.save(tmp_path / "bags.npz")
     command = [sys.executable, "-m", "mipl.cli", "fit", str(tmp_path / "bags.npz"), "--method", "mam-cn"]
     command += [
-        "--set",
-        "epochs=120",
+        *("--set", f"epochs={EPOCHS}", "--set", "ensemble=3"),
         "--json",
         "--checkpoint",
         str(tmp_path / "state"),
@@ -202,8 +242,8 @@ def test_a_process_that_is_stopped_resumes_to_the_same_model(end, gaussian, tmp_
         # what is started in the background of a shell is deaf to SIGINT, and so would its children be
         preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
-    file, deadline = tmp_path / "state" / "checkpoint.safetensors", time.monotonic() + 60
-    while not file.exists() and time.monotonic() < deadline:
+    state, deadline = tmp_path / "state", time.monotonic() + 60
+    while not list(state.rglob("checkpoint.safetensors")) and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.3)
     process.send_signal(end)
@@ -214,8 +254,9 @@ def test_a_process_that_is_stopped_resumes_to_the_same_model(end, gaussian, tmp_
         assert "Traceback" not in errors
     assert not (tmp_path / "m").exists()
     resumed = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
-    assert json.loads(resumed.stdout)["epochs"] == 120
-    whole = CDLClassifier("mam", "cn", epochs=120).fit(Bags.load(tmp_path / "bags.npz"))
-    state = CDLClassifier.load(tmp_path / "m").network_.state_dict()
-    assert all((state[key] == value).all() for key, value in whole.network_.state_dict().items())
-    assert not [p for p in (tmp_path / "state").iterdir() if p != file and end == signal.SIGINT]
+    assert json.loads(resumed.stdout)["epochs"] == EPOCHS
+    whole = CDLClassifier("mam", "cn", epochs=EPOCHS, ensemble=3).fit(Bags.load(tmp_path / "bags.npz"))
+    found = CDLClassifier.load(tmp_path / "m").network_.state_dict()
+    assert all((found[key] == value).all() for key, value in whole.network_.state_dict().items())
+    files = {path.name for path in state.rglob("*") if path.is_file()}
+    assert files == {"checkpoint.safetensors"} or end == signal.SIGKILL

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mipl.calibration.conformal import Bools, Conformal, Floats, fit_conformal
-from mipl.calibration.scaling import Scaling, fit_scaling, softest_scaling
+from mipl.calibration.scaling import Scaling, fit_scaling
 from mipl.data.bags import Bags
 from mipl.data.candidates import candidate_matrix, label_array
 from mipl.data.splits import one_per_group, random_split
@@ -115,13 +115,6 @@ def calibrate(
         conformal = fit_conformal(p[scored], sets[scored], way, rng_for("conformal", seed))
     made.calibration_ = Calibration(by, bags.content_digest(), len(bags), scaling, conformal)
     return made  # type: ignore[no-any-return]
-
-
-def softened(model: Any, bags: Bags) -> Calibration | None:
-    """Return the temperature above 1 that the candidate sets of bags ask of a model; None: they do not."""
-    scaling = softest_scaling(model.predict_log_proba(bags), np.asarray(bags.candidates))
-    sure = scaling.temperature is not None and scaling.temperature > 1.0
-    return Calibration("candidates", bags.content_digest(), len(bags), scaling, None) if sure else None
 
 
 def check_unseen(model: Any, bags: Bags) -> None:

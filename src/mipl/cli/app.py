@@ -75,7 +75,7 @@ def read_settings(method: str, pairs: list[str] | None) -> dict[str, Any]:
     """Return the settings that ``--set key=value`` gives, each by its type."""
     from mipl.methods import METHODS
     from mipl.registry import parse_setting, settings_of
-    from mipl.training.recipes import Recipe
+    from mipl.training.recipe import Recipe
 
     cls = METHODS[method].cls
     values: dict[str, Any] = {}

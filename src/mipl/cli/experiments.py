@@ -109,14 +109,6 @@ def run(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes at a time, one thread each.")] = 2,
-    together: Annotated[
-        int,
-        typer.Option(
-            "--together",
-            min=1,
-            help="Splits of a method to train at once: faster for vectors, with other draws of dropout.",
-        ),
-    ] = 1,
     settings: SetOpt = None,
     recipe: RecipeOpt = "stable",
     r: ROpt = None,
@@ -172,10 +164,6 @@ def run(
     )
     has_own = own_split(bags) is not None
     chosen = numbers(splits if splits is not None else "1" if has_own else "1-10")
-    blocks: dict[int, tuple[int, ...]] = {}  # split -> those that it is trained together with
-    for first in range(0, len(chosen) if together > 1 else 0, together):
-        block = tuple(chosen[first : first + together])
-        blocks |= dict.fromkeys(block, block)
     kind = "official" if has_own or official is not None else "stratified"
     folder = as_text(official) or ""
     # Bad splits and settings are found before the first run, not after hours.
@@ -195,7 +183,6 @@ def run(
             splits=kind,
             split_folder=folder,
             provenance=dict(bags.provenance),
-            together=blocks.get(split, ()),
             share=share,
             vectors=len(bags.feature_shape) == 1,
             extras=extras,

@@ -43,7 +43,7 @@ def methods(
     from mipl.estimators import make_classifier
     from mipl.methods import METHODS
     from mipl.registry import settings_of
-    from mipl.training.recipes import RECIPES, Recipe
+    from mipl.training.recipe import RECIPES, Recipe
 
     if name is None:
         entries = [{"name": entry, "summary": METHODS[entry].cls.summary} for entry in METHODS]
@@ -62,6 +62,7 @@ def methods(
         kind: [
             {
                 "name": key,
+                "group": field.metadata.get("group", ""),
                 "doc": field.metadata.get("doc", ""),
                 **{recipe: getattr(parts[place], key) for recipe, parts in made.items()},
             }
@@ -86,7 +87,9 @@ def methods(
             title=f"{titles[kind]} (--recipe NAME, --set setting=value)",
             title_justify="left",
         )
-        for row in rows:
+        for before, row in zip([rows[0], *rows], rows, strict=False):
+            if row["group"] != before["group"]:
+                table.add_section()
             table.add_row(row["name"], *(str(row[recipe]) for recipe in RECIPES), row["doc"])
         shown.print(table)
 
@@ -159,13 +162,22 @@ def fit(
         "epochs": len(losses),
         "loss": losses[-1] if losses else None,
         "seconds": seconds,
+        "weight_decay": classifier.recipe_.weight_decay,
+        "out_of_fold": classifier.out_of_fold_,
     }
     if as_json:
         print_json(result)
-    else:
+        return
+    typer.echo(
+        f"{bags!r}\n{method} trained for {result['epochs']} epochs in {result['seconds']:.1f} s; "
+        f"model written to {out}"
+    )
+    if (found := classifier.out_of_fold_) is not None:
         typer.echo(
-            f"{bags!r}\n{method} trained for {result['epochs']} epochs in {result['seconds']:.1f} s; "
-            f"model written to {out}"
+            f"On left-out bags, without true labels: {100 * found['covering_rate']:.1f}% predicted inside "
+            f"their candidate set, accuracy about {100 * found['approximated_accuracy']:.1f}%, mean "
+            f"confidence {100 * found['mean_confidence']:.1f}%; signal {found['signal']:.1f} standard "
+            f"errors, temperature {found['temperature']:.2f}."
         )
 
 

@@ -25,6 +25,7 @@ class BagBatch:
     index: Tensor  # (b,) int64, the bags' places in the loader's share
     candidates: Tensor | None = None  # (b, k) bool
     step: int = 0  # bags of this step on all processes
+    mask: Tensor | None = None  # (members, b) 1 where a member of an ensemble learns from the bag, else 0
 
 
 class BagLoader:
@@ -70,20 +71,14 @@ class BagLoader:
         instances = instances.to(self.device, torch.float32)
         return instances.div_(255.0) if source.dtype == np.uint8 else instances
 
-    def epoch(
-        self,
-        batch_size: int,
-        rng: np.random.Generator,
-        drop: float = 0.0,
-        without: IntArray | None = None,
-    ) -> Iterator[BagBatch]:
+    def epoch(self, batch_size: int, rng: np.random.Generator, drop: float = 0.0) -> Iterator[BagBatch]:
         """Yield every bag once, shuffled, ``batch_size`` a batch, without a random share of its instances.
 
-        ``without``: bags that are left out. Of a bag the instance with the largest draw stays whatever the
-        share, so that none is empty. With several processes each gets its own bags of every batch, and
-        perhaps none. Where instances are in files the next batch is read while this one is worked on.
+        Of a bag the instance with the largest draw stays whatever the share, so that none is empty. With
+        several processes each gets its own bags of every batch, and perhaps none. Where instances are in
+        files the next batch is read while this one is worked on.
         """
-        batches = self._shuffled(batch_size, rng, drop, without)
+        batches = self._shuffled(batch_size, rng, drop)
         if type(self.bags.source) is np.ndarray:  # neither mapped nor in other files
             yield from batches
             return
@@ -93,13 +88,9 @@ class BagLoader:
                 following = reader.submit(next, batches, None)
                 yield batch
 
-    def _shuffled(
-        self, batch_size: int, rng: np.random.Generator, drop: float, without: IntArray | None
-    ) -> Iterator[BagBatch]:
+    def _shuffled(self, batch_size: int, rng: np.random.Generator, drop: float) -> Iterator[BagBatch]:
         rank, processes = self.share
         order = rng.permutation(len(self.bags))
-        if without is not None:
-            order = order[~np.isin(order, without)]
         block = batch_size * max(1, self.AHEAD // batch_size)
         for begin in range(0, len(order), block):  # the rows of some hundred bags at once: fewer calls
             index = order[begin : begin + block]

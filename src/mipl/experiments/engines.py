@@ -23,8 +23,7 @@ ATTEMPTS = 3  # starts of a run whose process is killed before it is a failure
 def run_local(jobs: Sequence[Job], workers: int, show: bool = True) -> list[tuple[Job, str]]:
     """Make every run that has no record yet, ``workers`` at a time; return the failed ones with the reason.
 
-    A run that fails costs only itself and those trained together with it. One whose process is killed is done
-    again.
+    A run that fails costs only itself. One whose process is killed is done again.
     """
     waiting = without_record(jobs)
     # threads × processes are never above the cores
@@ -89,21 +88,11 @@ def run_jobs(
 
 
 def without_record(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return what is still to be run, a process each: a run alone, or all that are trained together.
+    """Return what is still to be run, one list per process.
 
-    Where one of those is missing all are run again, so that it becomes what it would have been. A record
-    without the extras that are asked for counts as missing.
+    A record without the extras that are asked for counts as missing.
     """
-    units: dict[tuple[object, ...], list[Job]] = {}
-    for number, job in enumerate(jobs):
-        alone = () if job.together else (number,)
-        key = (job.source, job.method, str(job.params), job.share, job.together, alone)
-        units.setdefault(key, []).append(job)
-    return [
-        unit
-        for unit in units.values()
-        if not all(Store(Path(job.store)).has(job.spec, job.extras) for job in unit)
-    ]
+    return [[job] for job in jobs if not Store(Path(job.store)).has(job.spec, job.extras)]
 
 
 def _work(jobs: list[Job], connection: Any) -> None:

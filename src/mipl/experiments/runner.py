@@ -30,15 +30,14 @@ from mipl.data.splits import (
     training_share,
 )
 from mipl.errors import DataError, SettingError
-from mipl.estimators import BagClassifier, fit_together, make_classifier
+from mipl.estimators import BagClassifier, make_classifier
 from mipl.methods.base import AttentionMethod
 from mipl.metrics import evaluate
-from mipl.nn.network import BagNetwork
 from mipl.records.spec import RunSpec
 from mipl.records.store import Record, Store
 from mipl.registry import in_force, restored, settings_of
 from mipl.training.progress import Report
-from mipl.training.recipes import RECIPE_VERSION, Recipe
+from mipl.training.recipe import RECIPE_VERSION, Recipe
 
 Outcome = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # a record's info and arrays
 
@@ -58,7 +57,6 @@ class Job:
     store: str
     split_folder: str = ""  # of official splits
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the bags
-    together: tuple[int, ...] = ()  # splits to be trained at once, this one among them; none: alone
     share: float = 1.0  # of the split's training bags to train on
     vectors: bool = False  # whether instances are vectors: what is for images only is then not of the run
     extras: tuple[str, ...] = ()  # that the record is to hold besides, of EXTRAS
@@ -91,7 +89,6 @@ class Job:
             split=self.split,
             splits=self.splits,
             seed=self.seed,
-            together=self.together,
             share=self.share,
             split_digest=self.split_digest,
             recipe_version=RECIPE_VERSION,
@@ -122,10 +119,8 @@ def measure(jobs: Sequence[Job], report: Report | None = None) -> list[Outcome]:
             report(done, note)
 
     started = _clocks()
-    if len(jobs) == 1:
-        classifiers[0].fit(bags[splits[0][0]], report=timed)
-    else:
-        fit_together(classifiers, [bags[train] for train, _ in splits], timed)
+    for classifier, (train, _) in zip(classifiers, splits, strict=True):
+        classifier.fit(bags[train], report=timed)
     fit, fit_processor = ((_clocks() - started) / len(jobs)).tolist()
     seconds = {"fit": fit, "fit_processor": fit_processor}
     if epoch := epoch_seconds(marks):
@@ -168,7 +163,7 @@ def _outcome(
         "labels": test_bags.labels,
         "classes": np.array([str(name) for name in bags.classes]),
     }
-    if isinstance(classifier.network_, BagNetwork):
+    if classifier.has_attention:
         arrays["attention"] = np.concatenate(classifier.attention_weights(test_bags)).astype(np.float32)
     if "features" in job.extras:
         arrays["features"] = classifier.embed(test_bags).astype(np.float32)
@@ -197,15 +192,24 @@ def _outcome(
         "parameters": sum(p.numel() for p in classifier.network_.parameters()),
         "loss": history["loss"],
         "batch_size": classifier.recipe_.batch_size,
+        "weight_decay": classifier.recipe_.weight_decay,
+        **_temperature(classifier),
         **({"trust": trust} if trust else {}),
-        **({"advantage": history["advantage"]} if "advantage" in history else {}),
+        **({"signal": history["signal"]} if "signal" in history else {}),
         "threads": torch.get_num_threads(),
         "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
         "versions": mipl.versions(),
     }
-    if isinstance(classifier.network_, BagNetwork):
+    if classifier.has_attention:
         info["flops"] = _flops(classifier, test_bags)
     return info, arrays
+
+
+def _temperature(classifier: BagClassifier) -> dict[str, float]:
+    """Return the temperature that training has fitted, if it has."""
+    scaling = None if classifier.calibration_ is None else classifier.calibration_.scaling
+    temperature = None if scaling is None else scaling.temperature
+    return {} if temperature is None else {"temperature": temperature}
 
 
 def _flops(classifier: BagClassifier, bags: Bags) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from mipl.estimators import BagClassifier
 from mipl.files import atomic_file
 from mipl.methods.fastmipl import EPS, MixedEffects
 from mipl.nn.attention import DAM, MAM, SAM, Attention
-from mipl.nn.network import BagNetwork
+from mipl.nn.network import BagNetwork, members_of
 from mipl.nn.pooled import PooledNetwork
 from mipl.seeding import rng_for
 
@@ -51,17 +52,24 @@ class OneBag(nn.Module):
 
     def forward(self, instances: Tensor) -> tuple[Tensor, ...]:
         """Return what the classifier predicts for the bag, calibrated if it is."""
-        net = self.network
-        if isinstance(net, BagNetwork):
-            logits, *attention = attended(net, instances)
-        elif isinstance(net, PooledNetwork):
-            logits, attention = pooled(net, instances), []
-        else:
-            assert isinstance(net, MixedEffects)  # export_onnx takes no other
-            logits, attention = mixed(net, instances), []
+        members = [outputs(net, instances) for net in members_of(self.network)]
+        p = torch.stack([logits.softmax(dim=0) for logits, *_ in members]).mean(dim=0)
         if self.scaled:
-            logits = logits.log_softmax(dim=0).clamp(min=FLOOR) * self.weight + self.bias
-        return (logits.softmax(dim=0), *attention)
+            logs = torch.stack([logits.log_softmax(dim=0) for logits, *_ in members]).logsumexp(dim=0)
+            p = ((logs - math.log(len(members))).clamp(min=FLOOR) * self.weight + self.bias).softmax(dim=0)
+        if len(members[0]) == 1:
+            return (p,)
+        return p, torch.stack([attention for _, attention in members]).mean(dim=0)
+
+
+def outputs(net: nn.Module, instances: Tensor) -> tuple[Tensor, ...]:
+    """Return logits (k,) of one bag and, where the network has one, attention (n,)."""
+    if isinstance(net, BagNetwork):
+        return attended(net, instances)
+    if isinstance(net, PooledNetwork):
+        return (pooled(net, instances),)
+    assert isinstance(net, MixedEffects)  # export_onnx takes no other
+    return (mixed(net, instances),)
 
 
 def attended(net: BagNetwork, instances: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +135,8 @@ def export_onnx(classifier: BagClassifier, path: Path, seed: int = 0) -> dict[st
     from the classifier by more than ``TOLERANCE`` on random bags.
     """
     network, name = classifier.network_, classifier._method_name()
-    if not isinstance(network, BagNetwork | PooledNetwork | MixedEffects):
+    members = members_of(network)
+    if not all(isinstance(net, BagNetwork | PooledNetwork | MixedEffects) for net in members):
         raise SettingError(f"{name} is not a neural network of bags, so there is no ONNX graph of it.")
     onnx, runtime = _libraries()
     calibration = classifier.calibration_
@@ -135,7 +144,7 @@ def export_onnx(classifier: BagClassifier, path: Path, seed: int = 0) -> dict[st
     device = next(network.parameters()).device
     bag = OneBag(network, len(classifier.classes_), scaling).eval().to("cpu")
     try:
-        with_attention = isinstance(network, BagNetwork)
+        with_attention = classifier.has_attention
         graph = _graph(bag, classifier.feature_shape_, with_attention)
         for key, value in _about(classifier, name).items():
             graph.metadata_props.add(key=key, value=value)
@@ -225,7 +234,7 @@ def random_bags(classifier: BagClassifier, seed: int = 0) -> list[Floats]:
     rng, shape = rng_for("onnx", seed), classifier.feature_shape_
     if len(shape) > 1:
         return [rng.random((size, *shape), dtype=np.float32) for size in SIZES]
-    scaling = classifier.network_.scaling
+    scaling = members_of(classifier.network_)[0].scaling
     mean, std = (scaling.get_buffer(name).cpu().numpy() for name in ("mean", "std"))  # type: ignore[union-attr]
     return [(mean + std * rng.standard_normal((size, *shape))).astype(np.float32) for size in SIZES]
 

@@ -41,6 +41,12 @@ class Method(ABC):
     cost: ClassVar[str] = ""  # what it takes in time and memory
     shared: ClassVar[bool] = False  # whether processes that each see a share of the bags can train it
     logits_alone: ClassVar[bool] = False  # whether a bag's loss depends on its own logits and weights alone
+    schedule: ClassVar[str] = "cosine"  # of the learning rate: cosine or constant
+
+    @property
+    def trains_convolutions(self) -> bool:
+        """Whether convolutions that were pretrained on images are trained with the other layers."""
+        return True
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:
@@ -118,6 +124,11 @@ class AttentionMethod(Method):
             )
         if self.update not in ("before", "after"):
             raise SettingError(f"update = {self.update!r} must be 'before' or 'after'.")
+
+    @property
+    def trains_convolutions(self) -> bool:
+        """Not under a sigmoid head: with AdamW's steps of one size it saturates, with one answer for all."""
+        return self.head != "sigmoid"
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:
@@ -203,9 +214,6 @@ def paper_width(dataset: str) -> int:
 METHODS: Registry[Method] = Registry("method")
 # How DEMIPL, ELIMIPL, MIPLMA and ProMIPL were published; each runs with the other head and order too.
 EARLIER = {"head": "sigmoid", "update": "after"}
-# Where all layers of an image encoder are trained at once, with AdamW's steps of one size, sigmoid heads come
-# to be saturated, with one answer for all bags: with them convolutions stay as they learned from images.
-SATURATING = {"image_lr": 0.0}
 CDL_PAPER = (
     "Wei Tang, Yin-Fang Yang, Weijia Zhang, Min-Ling Zhang: "
     "Calibratable Disambiguation Loss for Multi-Instance Partial-Label Learning."

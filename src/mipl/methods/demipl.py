@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from mipl.data.batch import BagBatch
 from mipl.losses import mdl_loss
-from mipl.methods.base import EARLIER, METHODS, SATURATING, AttentionMethod, Clock, check_weights
+from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock, check_weights
 from mipl.nn.network import BagNetwork, Output
 from mipl.nn.segments import segment_ids, segment_sum
 from mipl.pseudo_labels import PseudoLabels
@@ -49,7 +49,7 @@ class DEMIPL(AttentionMethod):
         Elsewhere our choice: the values of MNIST-MIPL at r = 1, the 200 epochs of DAM on the CRC sets, and a
         λ ten times smaller. At 1e-3 attention on Birdsong-MIPL is all in or all out long before it is right.
         """
-        shared = {**super().recommended(recipe, dataset, r), **SATURATING}
+        shared = super().recommended(recipe, dataset, r)
         if dataset == "mnist-mipl":
             shared["entropy_weight"] = 1e-3
         if recipe != "paper":

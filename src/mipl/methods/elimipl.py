@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mipl.data.batch import BagBatch
 from mipl.losses import mdl_loss
-from mipl.methods.base import EARLIER, METHODS, SATURATING, AttentionMethod, Clock, check_weights, paper_width
+from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock, check_weights, paper_width
 from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
@@ -60,7 +60,7 @@ class ELIMIPL(AttentionMethod):
         """Return the authors' γ and μ for the data set, and under ``paper`` their rate and width."""
         lr, inhibition, sparsity = PUBLISHED.get((dataset, r or 0), OTHERWISE)
         training = {"lr": lr, "width": paper_width(dataset)} if recipe == "paper" else {}
-        shared = {**super().recommended(recipe, dataset, r), **SATURATING}
+        shared = super().recommended(recipe, dataset, r)
         return {**shared, "inhibition": inhibition, "sparsity": sparsity, **training}
 
     def loss(

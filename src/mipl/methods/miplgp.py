@@ -80,9 +80,8 @@ class MIPLGP(Method):
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:
         """Return full batches with Adam at 0.1; under ``paper`` the released procedure, exact, 500 steps."""
-        idle = ("pretrain", "held_out", "balance")
         whole = {
-            **dict.fromkeys(idle, 0),  # no encoder to train, no warm-up to judge
+            "pretrain": 0,  # no encoder to train
             "batch_size": None,
             "optimizer": "adamw",
             "lr": 0.1,

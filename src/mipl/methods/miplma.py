@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mipl.data.batch import BagBatch
 from mipl.losses import margin, mdl_loss
-from mipl.methods.base import EARLIER, METHODS, SATURATING, AttentionMethod, Clock, check_weights, paper_width
+from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock, check_weights, paper_width
 from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
@@ -51,7 +51,7 @@ class MIPLMA(AttentionMethod):
         Elsewhere our choice: the values of MNIST-MIPL at r = 1.
         """
         training = {"lr": 0.01, "width": paper_width(dataset)} if recipe == "paper" else {}
-        shared = {**super().recommended(recipe, dataset, r), **SATURATING}
+        shared = super().recommended(recipe, dataset, r)
         return {**shared, "margin_weight": PUBLISHED.get((dataset, r or 0), 0.05), **training}
 
     def loss(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.nn.functional import logsigmoid
 from torch.special import entr
 
 from mipl.data.batch import BagBatch
+from mipl.errors import SettingError
 from mipl.losses import mdl_loss
 from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock, check_weights, paper_width
 from mipl.nn.network import BagNetwork, Output
@@ -58,10 +59,15 @@ class ProMIPL(AttentionMethod):
 
     entropy_weight: float = setting(1.0, "w_e, the weight of the inferred labels' entropy")
     rebuild_weight: float = setting(1.0, "w_r, the weight of rebuilding the weights")
+    schedule: Literal["cosine", "constant"] = setting(  # type: ignore[misc]
+        "cosine", "schedule of the learning rate: cosine or constant"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_weights(entropy_weight=self.entropy_weight, rebuild_weight=self.rebuild_weight)
+        if self.schedule not in ("cosine", "constant"):
+            raise SettingError(f"schedule = {self.schedule!r} must be 'cosine' or 'constant'.")
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:
@@ -75,7 +81,7 @@ class ProMIPL(AttentionMethod):
             # good. τ has no course, as the others on MAM have it: it is fixed.
             return {"warmup": 0.0, "lr": 1e-3}
         lr = {1: 0.005, 2: 0.005, 3: 0.0085}.get(r or 0, 0.01) if dataset == "mnist-mipl" else 0.01
-        return {"lr": lr, "rate": "constant", "width": paper_width(dataset)}
+        return {"lr": lr, "schedule": "constant", "width": paper_width(dataset)}
 
     def build(
         self, feature_shape: tuple[int, ...], k: int, encoder: nn.Module | None = None

@@ -27,6 +27,35 @@ class Standardize(nn.Module):
         return (x - self.mean) / self.std
 
 
+class Projection(Standardize):
+    """Standardised features along a few axes, divided by a scale: what a network of wide vectors trains on.
+
+    Training sees (N, c) in place of (N, d). :meth:`fold` makes the projection part of the first layer.
+    """
+
+    axes: Tensor
+
+    def __init__(self, scaling: Standardize, axes: Tensor) -> None:
+        super().__init__(tuple(scaling.mean.shape))
+        self.load_state_dict(scaling.state_dict())
+        self.register_buffer("axes", axes)  # (d, c)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, d) -> (N, c)."""
+        return super().forward(x) @ self.axes
+
+    def fold(self, linear: nn.Linear) -> tuple[Standardize, nn.Linear]:
+        """Return the scaling of (N, d) and a layer on it that equals ``linear`` on the projection."""
+        scaling = Standardize(tuple(self.mean.shape))
+        scaling.mean.copy_(self.mean)
+        scaling.std.copy_(self.std)
+        whole = nn.Linear(len(self.axes), linear.out_features)
+        with torch.no_grad():
+            whole.weight.copy_(linear.weight @ self.axes.T)
+            whole.bias.copy_(linear.bias)
+        return scaling.to(self.mean.device), whole.to(self.mean.device)
+
+
 class Dropout(nn.Module):
     """Dropout from random bytes, eight of one draw: a tenth of the time of a float for every value.
 

@@ -1,4 +1,4 @@
-"""Several networks of one shape, each with bags of its own, trained as one.
+"""Several networks of one shape on the same bags, trained as one.
 
 Eight bags of short vectors are a few hundred rows: most of a step's time is the hundreds of small operations
 that it is made of, not arithmetic. With a leading dimension of e networks the same operations do e times the
@@ -37,10 +37,7 @@ def can_be_member(net: nn.Module) -> bool:
 
 
 class Members(nn.Module):
-    """Instances (e, n, d), padded after each network's last bag, and sizes (e, b) -> logits (e·b, k)."""
-
-    mean: Tensor
-    std: Tensor
+    """Instances (n, d) and sizes (b,), the same for all e networks -> logits (e·b, k)."""
 
     def __init__(self, nets: Sequence[BagNetwork], background: bool = True) -> None:
         super().__init__()
@@ -50,9 +47,7 @@ class Members(nn.Module):
             nn.Parameter(torch.stack([p.detach() for p in same]))
             for same in zip(*map(layer_parameters, nets), strict=True)
         )
-        for name in ("mean", "std"):  # (e, 1, d)
-            values = [net.scaling.get_buffer(name) for net in nets]
-            self.register_buffer(name, torch.stack(values)[:, None])
+        self.scaling = nets[0].scaling
         self.attention = nets[0].attention
         self.dropout = nets[0].encoder[2]  # type: ignore[index]
         self.sigmoid = isinstance(nets[0].head, SigmoidHead)
@@ -60,14 +55,15 @@ class Members(nn.Module):
     def forward(self, instances: Tensor, sizes: Tensor) -> Output:
         """Return logits (e·b, k), z (e·b, L), a (e, n), ξ (e, n) and the background's logits (e·b, k)."""
         assert isinstance(self.dropout, Dropout)
-        x = (instances - self.mean) / self.std
-        kept, factor = self.dropout.kept(x, (*x.shape[:2], self.stacked[0].shape[1]))
+        x = self.scaling(instances)
+        # one mask for all: what a unit of one network has to do with that of another is nothing
+        kept, factor = self.dropout.kept(x, (len(x), self.stacked[0].shape[1]))
         values, z, weights, scores, has_rest = _Forward.apply(  # type: ignore[no-untyped-call]
             self.attention, self.background, kept, factor, x, sizes, *self.stacked
         )
         if self.sigmoid:
             values = values.sigmoid()
-        b = sizes.shape[1]
+        b = len(sizes)
         rest = (values[:, b:] * has_rest[..., None]).flatten(0, 1) if self.background else None
         return Output(values[:, :b].flatten(0, 1), z.flatten(0, 1), weights, scores, background=rest)
 
@@ -105,7 +101,9 @@ class _Forward(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         W1, b1, Wg, bg, W2, b2, w3, b3, Wh, bh = parameters
         # dropout's factor on what it keeps: ReLU lets it through
-        h = torch.baddbmm(b1[:, None], x, W1.mT, beta=factor, alpha=factor).relu_()  # (e, n, L)
+        h = torch.baddbmm(
+            b1[:, None], x.expand(len(W1), -1, -1), W1.mT, beta=factor, alpha=factor
+        ).relu_()  # (e, n, L)
         if kept is not None:
             h *= kept.to(h.dtype)
         t, s = torch.baddbmm(bg[:, None], h, Wg.mT).chunk(2, dim=2)
@@ -113,7 +111,7 @@ class _Forward(torch.autograd.Function):
         u = t * s
         v = torch.baddbmm(b2[:, None], u, W2.mT).relu_()  # (e, n, 128)
         scores = torch.baddbmm(b3[:, None], v, w3.mT).squeeze(2)  # ξ (e, n), Eq. 7
-        inside = _inside(sizes, x)  # (e, b, n)
+        inside = _inside(sizes, x)  # (b, n)
         slope: Tensor | float  # of what is put through the softmax, with respect to ξ
         ctx.bags, ctx.sizes = None, None
         if isinstance(attention, DAM):
@@ -122,7 +120,7 @@ class _Forward(torch.autograd.Function):
             raised, slope = scores * attention.scale, attention.scale
         else:
             assert isinstance(attention, MAM)
-            ctx.bags, ctx.sizes = inside.to(x.dtype), sizes[..., None].to(x.dtype)
+            ctx.bags, ctx.sizes = inside.to(x.dtype), sizes[:, None].to(x.dtype)
             centred = _centre(scores, ctx.bags, ctx.sizes)
             variance = ctx.bags @ (centred * centred)[..., None] / (ctx.sizes - 1).clamp(min=1)  # (e, b, 1)
             slope = _spread(attention.scale / attention.tau / (variance.sqrt() + attention.EPS), ctx.bags)
@@ -131,15 +129,15 @@ class _Forward(torch.autograd.Function):
         # the rows of P weigh instances: those of A first, then those that average the background
         P, has_rest = A, A.new_zeros(0)
         if background:
-            rest = (inside & is_background(A, sizes[..., None])).to(A.dtype)
+            rest = (inside & is_background(A, sizes[:, None])).to(A.dtype)
             count = rest.sum(dim=2)  # (e, b)
             P, has_rest = torch.cat([A, rest / count.clamp(min=1)[..., None]], dim=1), count.clamp(max=1)
         z = P @ h  # Eq. 13
-        ctx.slope, ctx.factor, ctx.b = slope, factor, sizes.shape[1]
+        ctx.slope, ctx.factor, ctx.b = slope, factor, len(sizes)
         ctx.save_for_backward(x, h, t, s, u, v, P, z, Wg, W2, w3, Wh)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(has_rest)
-        return torch.baddbmm(bh[:, None], z, Wh.mT), z[:, : sizes.shape[1]], A.sum(dim=1), scores, has_rest
+        return torch.baddbmm(bh[:, None], z, Wh.mT), z[:, : len(sizes)], A.sum(dim=1), scores, has_rest
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -169,7 +167,7 @@ class _Forward(torch.autograd.Function):
         # products of few rows and many columns rather than the reverse: they are faster
         return (
             *(None,) * 6,
-            *(ctx.factor * (x.mT @ gh).mT, ctx.factor * gh.sum(dim=1)),
+            *(ctx.factor * (gh.mT @ x), ctx.factor * gh.sum(dim=1)),
             *(gg.mT @ h, gg.sum(dim=1)),
             *((u.mT @ gv).mT, gv.sum(dim=1)),
             *(g[:, None] @ v, g.sum(dim=1, keepdim=True)),
@@ -178,19 +176,19 @@ class _Forward(torch.autograd.Function):
 
 
 def _inside(sizes: Tensor, rows: Tensor) -> Tensor:
-    """Return which of rows (e, n, …) are of which bag, (e, b, n)."""
-    ends = sizes.cumsum(dim=1)[..., None]
-    place = torch.arange(rows.shape[1], device=rows.device)
-    return (place < ends) & (place >= ends - sizes[..., None])
+    """Return which of rows (n, …) are of which bag, (b, n)."""
+    ends = sizes.cumsum(dim=0)[:, None]
+    place = torch.arange(len(rows), device=rows.device)
+    return (place < ends) & (place >= ends - sizes[:, None])
 
 
 def _centre(scores: Tensor, bags: Tensor, sizes: Tensor) -> Tensor:
-    """Subtract from scores (e, n) the mean of their bag, bags (e, b, n) of 0 and 1, sizes (e, b, 1)."""
+    """Subtract from scores (e, n) the mean of their bag, bags (b, n) of 0 and 1, sizes (b, 1)."""
     return scores - _spread(bags @ scores[..., None] / sizes, bags)
 
 
 def _spread(values: Tensor, bags: Tensor) -> Tensor:
-    """Give every instance the value of its bag: (e, b, 1), (e, b, n) -> (e, n)."""
+    """Give every instance the value of its bag: (e, b, 1), (b, n) -> (e, n)."""
     return (bags.mT @ values).squeeze(2)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from mipl.nn.attention import Attention, GatedScore, aggregate
 from mipl.nn.segments import segment_ids, segment_sum
+
+IGNORED = 0.1  # of a uniform share of attention: below it an instance is background
 
 
 class Output(NamedTuple):
@@ -86,9 +88,25 @@ class BagNetwork(nn.Module):
         return torch.cat([self.encoder(self.scaling(part)) for part in torch.split(instances, self.CHUNK)])
 
 
+class Ensemble(nn.Module):
+    """Networks of one method whose predictions are averaged."""
+
+    def __init__(self, members: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+
+def members_of(network: nn.Module) -> list[nn.Module]:
+    """Return the members of an ensemble, or a single network as the only one."""
+    return list(network.members) if isinstance(network, Ensemble) else [network]
+
+
 def is_background(attention: Tensor, size: Tensor) -> Tensor:
-    """Return which instances have less than an equal share of attention, 1/n of their bag's size n."""
-    return attention * size < 1.0 - 1e-6
+    """Return which instances the attention ignores: less than a tenth of 1/n, n the size of their bag.
+
+    Below 1/n itself lies half of a bag whose instances all carry the class, as tissue tiles do.
+    """
+    return attention * size < IGNORED
 
 
 def from_even(logits: Tensor) -> Tensor:

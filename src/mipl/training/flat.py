@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 
 import torch
@@ -19,7 +18,7 @@ class FlatParameters:
     def __init__(
         self, shares: Iterable[tuple[float, list[nn.Parameter]]], members: int | None = None
     ) -> None:
-        """``members``: every parameter is stacked (members, …), and every vector a matrix of as many rows."""
+        """``members``: every parameter is stacked (members, …), and clipped row by row."""
         self._members = members
         self._parameters: list[nn.Parameter] = []
         vectors: dict[tuple[float, torch.dtype], list[nn.Parameter]] = {}
@@ -34,8 +33,6 @@ class FlatParameters:
         self.vectors: list[nn.Parameter] = [group["params"][0] for group in self.groups]  # type: ignore[index]
 
     def _flatten(self, parameters: list[nn.Parameter]) -> nn.Parameter:
-        if self._members is not None:
-            return self._flatten_rows(parameters, self._members)
         flat = nn.Parameter(torch.cat([p.new_zeros(p.numel()) for p in parameters]))
         flat.grad = torch.zeros_like(flat)
         start = 0
@@ -47,28 +44,16 @@ class FlatParameters:
             start += p.numel()
         return flat
 
-    @staticmethod
-    def _flatten_rows(parameters: list[nn.Parameter], members: int) -> nn.Parameter:
-        sizes = [p[0].numel() for p in parameters]
-        flat = nn.Parameter(parameters[0].new_zeros((members, sum(sizes))))
-        flat.grad = torch.zeros_like(flat)
-        starts = itertools.accumulate(sizes, initial=0)
-        for p, start, size in zip(parameters, starts, sizes, strict=False):
-            own, gradient = (
-                rows[:, start : start + size].view(p.shape) for rows in (flat.detach(), flat.grad)
-            )
-            p.data, p.grad = own.copy_(p.detach()), gradient
-        return flat
-
     def clip(self, largest: float) -> None:
         """Shorten the gradient, or every member's, to a norm of at most ``largest``."""
         if self._members is None:
             nn.utils.clip_grad_norm_(self.vectors, largest, foreach=True)
             return
-        squares = [gradient.square().sum(dim=1, keepdim=True) for gradient in self.gradients]  # (members, 1)
-        norm = torch.stack(squares).sum(dim=0).sqrt_()
-        for gradient in self.gradients:
-            gradient.mul_((largest / (norm + 1e-6)).clamp_(max=1.0))
+        rows = [p.grad.view(self._members, -1) for p in self._parameters if p.grad is not None]
+        squares = torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows])  # (parameters, members)
+        norm = torch.linalg.vector_norm(squares, dim=0)
+        factor = (largest / (norm + 1e-6)).clamp_(max=1.0)[:, None]
+        torch._foreach_mul_(rows, [factor] * len(rows))
 
     @property
     def gradients(self) -> list[Tensor]:

@@ -1,10 +1,10 @@
-"""Training on images: what they look like, learned before any candidate set is asked.
+"""Training on images: pretraining on the images alone, a warm-up on their features, then all layers.
 
-Candidate sets that name most classes say too little to teach convolutions: networks then learn their training
-bags by heart, and merge classes. The images themselves say more. The convolutions learn to tell each image
-from all others through random views of it (the contrast of SimCLR; Chen et al., 2020). Then they stay as they
-are through the warm-up, in which the method trains what lies above them, on the principal components of their
-maps. When it is known what the bags are about, all layers go on with the images, half of a bag at a time.
+Candidate sets that name most classes say too little to teach convolutions: networks then memorise their
+training bags, and merge classes. The images themselves say more. The convolutions first learn to tell each
+image from all others through random views of it (the contrastive loss of SimCLR; Chen et al., 2020). They
+stay fixed through the warm-up, in which the method trains the layers above them, on the principal components
+of their maps. Then all layers are trained on the images, half of a bag at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -25,15 +25,22 @@ from mipl.data.candidates import IntArray
 from mipl.nn.attention import MAM
 from mipl.nn.encoders import FeatureEncoder, ImageEncoder
 from mipl.seeding import rng_for
+from mipl.training.checkpoint import last_epoch
+from mipl.training.crossfit import initial_weights, of_member, train_members
+from mipl.training.epoch import History
 from mipl.training.parallel import Alone, randomness
 from mipl.training.progress import Report
-from mipl.training.recipes import Recipe
+from mipl.training.recipe import IMAGE_LR
+from mipl.training.trainer import Training
 
-IMAGES = 256  # a step, each seen twice
+IMAGES = 256  # per step, each seen twice
 RATE = 1e-3
 TEMPERATURE = 0.2
-COMPONENTS = 192  # principal ones of the maps, that the warm-up learns from
-SAMPLE = 20_000  # images that they are found from
+SAMPLE = 20_000  # images that principal components are computed from
+DROPPED = 0.5  # of a bag's images are left out of a step on images: half the time, and less memorising
+LATER = 0.48  # of the epochs that follow the warm-up are enough on images, whose steps cost most
+AVERAGED = 0.6  # of the epochs on images, the last ones, are averaged
+LOWEST_TAU = 1.0  # of MAM on images: near 0 a bag rests on a single image, and its others teach nothing
 
 
 def has_images(net: nn.Module) -> bool:
@@ -41,46 +48,93 @@ def has_images(net: nn.Module) -> bool:
     return any(isinstance(part, ImageEncoder) for part in net.modules())
 
 
-def soften(net: nn.Module, tau: float) -> None:
-    """Keep the temperature of MAM's attention at ``tau`` and above.
+def train_on_images(training: Training, nets: Sequence[nn.Module], bags: Bags, seen: Tensor) -> list[History]:
+    """Train networks with built-in image encoders in place; return their histories.
 
-    Near 0 a bag rests on a single image, and its others of the class teach nothing. An attention that has one
-    temperature throughout keeps it.
+    Args:
+        training: method, recipe, seed, device, checkpoint and report.
+        nets: e networks of one shape.
+        bags: m bags of images with candidate sets.
+        seen: (e, m) 1 where a network learns from a bag.
     """
+    recipe, method = training.recipe, training.method
+    for net in nets:
+        _soften(net)
+    last = recipe.warmup_epochs
+    released = method.trains_convolutions and last > 0
+    if released:
+        end = last + math.ceil(LATER * (recipe.epochs - last))
+        recipe = dataclasses.replace(recipe, epochs=end, warmup=last / end)
+        training = dataclasses.replace(training, recipe=recipe)
+    else:
+        last = recipe.epochs
+    folder = None if training.checkpoint is None else training.checkpoint / "features"
+    with on_features(training, nets, bags) as features:
+        on_them = dataclasses.replace(training, checkpoint=folder)
+        begun = folder is not None and last_epoch(folder) > 0  # initial weights are in the checkpoint
+        initial = (
+            None if begun or not recipe.warmup_epochs else initial_weights(training, features, seen, nets[0])
+        )
+        histories, tables = train_members(on_them, nets, features, seen, last, initial)
+    if not released:
+        return histories
+    half = dataclasses.replace(recipe, instance_dropout=DROPPED)
+    averaged_from = recipe.epochs - math.ceil(AVERAGED * (recipe.epochs - last)) + 1
+    for e, (net, table, history) in enumerate(zip(nets, tables, histories, strict=True)):
+        own = bags[np.flatnonzero(seen[e].numpy())]
+        images = dataclasses.replace(of_member(training, e, len(nets)), recipe=half)
+        later = images.run(
+            net, own, table, last + 1, recipe.epochs,
+            lr=IMAGE_LR, guided=True, averaged_from=averaged_from,
+        )  # fmt: skip
+        for name, values in later.items():
+            history.setdefault(name, []).extend(values)
+    return histories
+
+
+def _soften(net: nn.Module) -> None:
+    """Keep the temperature of MAM's attention at ``LOWEST_TAU`` and above, unless it is fixed."""
     for part in net.modules():
         if isinstance(part, MAM):
-            part.floor = max(part.floor, min(tau, part.start))
+            part.floor = max(part.floor, min(LOWEST_TAU, part.start))
 
 
 @contextlib.contextmanager
-def on_features(
-    net: nn.Module, bags: Bags, recipe: Recipe, seed: int, group: Alone, report: Report | None = None
-) -> Iterator[Bags]:
-    """Train an image encoder's convolutions on the images, and yield bags of their features (d,).
+def on_features(training: Training, nets: Sequence[nn.Module], bags: Bags) -> Iterator[Bags]:
+    """Pretrain the image encoder that the networks begin with, and yield bags of its features (d,).
 
-    Inside, ``net`` takes such features; afterwards it takes images again. Nothing is kept between processes
-    of a training or before and after an interruption: it all follows from the bags and the seed.
+    Inside, the networks take such features; afterwards they take images again, each with convolutions of its
+    own. Nothing is stored between processes of a training or before and after an interruption: everything
+    follows from the bags and the seed. Candidate sets are not read.
     """
-    ((name, encoder),) = (
-        (name, part) for name, part in net.named_modules() if isinstance(part, ImageEncoder)
-    )
-    rng = rng_for("images", seed)
-    with randomness(group, "images", seed):
-        contrast(encoder, bags, recipe.pretrain, rng, group, report)
-        components = _principal(encoder, bags, COMPONENTS, rng, group.device)
-        simple = FeatureEncoder(components.axes.shape[1], encoder.linear.out_features, encoder.dropout.p)
-    net.set_submodule(name, simple.to(group.device))
+    recipe, group = training.recipe, training.group
+    encoders = [
+        next((name, part) for name, part in net.named_modules() if isinstance(part, ImageEncoder))
+        for net in nets
+    ]
+    first = encoders[0][1].to(group.device)
+    rng = rng_for("images", training.seed)
+    with randomness(group, "images", training.seed):
+        contrast(first, bags, recipe.pretrain, rng, group, training.report)
+        components = _principal(first, bags, recipe.components, rng, group.device)
+        simple = [
+            FeatureEncoder(components.axes.shape[1], first.linear.out_features, first.dropout.p) for _ in nets
+        ]
+    for net, (name, _), layers in zip(nets, encoders, simple, strict=True):
+        net.set_submodule(name, layers.to(group.device))
     try:
         yield dataclasses.replace(
             bags,
-            source=_features(encoder, bags, components, group.device),
+            source=_features(first, bags, components, group.device),
             starts=bags.offsets[:-1],
             instance_labels=None,
             coordinates=None,
         )
     finally:
-        components.move_into(encoder.linear, simple[0])  # type: ignore[arg-type]
-        net.set_submodule(name, encoder.train(net.training))
+        for net, (name, encoder), layers in zip(nets, encoders, simple, strict=True):
+            encoder.to(group.device).load_state_dict(first.state_dict())
+            components.move_into(encoder.linear, layers[0])  # type: ignore[arg-type]
+            net.set_submodule(name, encoder.train(net.training))
 
 
 def contrast(
@@ -122,10 +176,10 @@ def contrast(
 
 
 def _even_out(encoder: ImageEncoder, images: Tensor) -> None:
-    """Scale and shift every layer so that each of its outputs has mean 0 and deviation 1 over ``images``.
+    """Scale and shift every layer so that its outputs have mean 0 and standard deviation 1 over ``images``.
 
-    (The data-dependent start of Salimans and Kingma, 2016.) Otherwise the first steps go into a few large
-    directions that all images share.
+    (The data-dependent initialisation of Salimans and Kingma, 2016.) Otherwise the first steps go into a few
+    large directions that all images share.
     """
     with torch.no_grad():
         x = images if images.ndim == 4 else images[:, None]
@@ -187,7 +241,8 @@ def _principal(
         maps = torch.cat([encoder.maps(loader.read(rows[part])) for part in _parts(chosen)])  # (n, D)
         mean = maps.mean(dim=0)
         centred = (maps - mean).double()
-        axes = torch.linalg.eigh(centred.T @ centred).eigenvectors.flip(1)[:, :components].to(maps)
+        axes = torch.linalg.eigh(centred.T @ centred).eigenvectors.flip(1).to(maps)
+        axes = axes[:, :components] if components else axes
         scale = float(((maps - mean) @ axes).square().mean().sqrt())
     return Components(mean, axes, scale or 1.0)
 

@@ -1,0 +1,161 @@
+"""The one training loop (Algorithm 1): what every network, alone or in an ensemble, goes through."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mipl.data.bags import Bags
+from mipl.data.batch import BagBatch
+from mipl.errors import TrainingError
+from mipl.methods.base import Clock, Method
+from mipl.pseudo_labels import PseudoLabels
+from mipl.seeding import rng_for
+from mipl.training.balancing import ambiguity, balanced_prior
+from mipl.training.flat import FlatParameters
+from mipl.training.parallel import Alone, randomness
+from mipl.training.recipe import Recipe
+
+History = dict[str, list[float]]
+
+
+class Loader(Protocol):
+    """Where batches come from."""
+
+    bags: Bags
+
+    def epoch(self, batch_size: int, rng: np.random.Generator, drop: float = 0.0) -> Iterator[BagBatch]:
+        """Yield every bag once, shuffled."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """What every epoch works with: one network, or the members of an ensemble as one computation."""
+
+    method: Method
+    net: nn.Module
+    loader: Loader
+    parameters: FlatParameters
+    optimizer: torch.optim.Optimizer
+    table: PseudoLabels
+    recipe: Recipe
+    seed: int
+    group: Alone
+    seen: Tensor | None = None  # (members, m) 1 where a member of an ensemble learns from a bag
+    lr: float | None = None  # a constant learning rate in place of the schedule
+    guided: bool = False  # balance classes, and let initial weights count as a prior, beyond the warm-up too
+
+    @property
+    def members(self) -> int:
+        """The number of networks."""
+        return 1 if self.seen is None else len(self.seen)
+
+    def epochs(self, first: int, last: int) -> Iterator[tuple[int, list[dict[str, float]]]]:
+        """Train from epoch ``first`` to ``last`` and yield after each the epoch and every member's values."""
+        recipe, table, members = self.recipe, self.table, self.members
+        candidates = self.loader.bags.candidates
+        assert candidates is not None
+        # of each member, the sets that it learns from: in the loader, for the table has one process's bags
+        every = torch.tensor(candidates, device=self.group.device)
+        sets = [every] if self.seen is None else [every[own] for own in self.seen.bool()]
+        prior = torch.stack([balanced_prior(own) for own in sets]).to(table.weights)
+        strength = prior.new_tensor([[ambiguity(own)] for own in sets])
+        for epoch in range(first, last + 1):
+            started = time.perf_counter()
+            warming = epoch <= recipe.warmup_epochs
+            guided = warming or self.guided
+            lr = self.lr or (recipe.lr if self.method.schedule == "constant" else recipe.lr_at(epoch))
+            for layers in self.optimizer.param_groups:
+                layers["lr"] = layers["share"] * lr
+            if not guided:
+                table.let_go()
+            # the first process draws as one alone does, the others each their own dropout
+            own_draws = [self.group.rank] if self.group.rank else []
+            with randomness(self.group, "epoch", self.seed, epoch, *own_draws):
+                losses = self._epoch(epoch, prior, strength if guided else None)
+            trust = table.settle(self.group.add, warming=warming or not recipe.warmup_epochs)
+            top = table.weights.max(dim=1).values.view(members, -1).sum(dim=1)
+            totals = table.weights.view(members, -1, table.weights.shape[1]).sum(dim=1)  # (members, k)
+            self.group.add([top, totals])
+            mean = totals / totals.sum(dim=1, keepdim=True)
+            entropy = (torch.special.entr(mean).sum(dim=1) / math.log(max(mean.shape[1], 2))).tolist()
+            seconds = time.perf_counter() - started
+            yield (
+                epoch,
+                [
+                    {
+                        "loss": loss / len(sets[member]),
+                        "lr": lr,
+                        "weight_on_top": weight / len(self.loader.bags),
+                        "class_entropy": entropy[member],
+                        **(trust[member] if trust else {}),
+                        "seconds": seconds / members,
+                    }
+                    for member, (loss, weight) in enumerate(zip(losses, top.tolist(), strict=True))
+                ],
+            )
+
+    def _epoch(self, epoch: int, prior: Tensor, strength: Tensor | None) -> list[float]:
+        """Train for one epoch and return each member's sum of losses.
+
+        Args:
+            epoch: t = 1 … T.
+            prior: (members, k) class proportions that the weights are balanced towards.
+            strength: (members, 1) exponent of the balancing; none: no balancing.
+        """
+        method, net, table, recipe, group = self.method, self.net, self.table, self.recipe, self.group
+        clock = Clock(
+            epoch,
+            recipe.epochs,
+            recipe.alpha_at(epoch),
+            recipe.gamma_at(epoch),
+            recipe.alpha_at(epoch, after=True),
+            recipe.background,
+        )
+        members, k = prior.shape
+        net.train()
+        method.on_epoch_start(net, epoch)
+        total = [0.0] * members
+        shuffle = rng_for("shuffle", self.seed, epoch)
+        size = recipe.batch_size or len(self.loader.bags)
+        for batch in self.loader.epoch(size, shuffle, recipe.instance_dropout):
+            self.parameters.zero_grad()
+            loss = torch.zeros(members, device=group.device)
+            if len(batch.sizes):  # of several processes one may have no bag in a batch
+                with group.autocast():
+                    losses = method.objective(net, batch, table, clock)  # (b,)
+                if batch.mask is None:
+                    torch.autograd.backward(losses.sum() / batch.step)
+                else:  # of each member, the mean over the bags that it learns from
+                    losses = losses.view(members, -1) * batch.mask
+                    torch.autograd.backward((losses / batch.mask.sum(dim=1, keepdim=True).clamp(min=1)).sum())
+                loss = losses.detach().view(members, -1).sum(dim=1)
+            group.add([loss, *self.parameters.gradients])
+            if recipe.clip_norm is not None:
+                self.parameters.clip(recipe.clip_norm)
+            self.optimizer.step()
+            if len(batch.sizes):
+                method.after_step(net, batch, table, clock)
+            if strength is not None:
+                weights = table.weights[batch.index].view(members, -1, k)
+                totals = (weights if batch.mask is None else weights * batch.mask[..., None]).sum(dim=1)
+                group.add([totals])
+                size_of = totals.sum(dim=1, keepdim=True)  # 0 where a member learns from none of the bags
+                table.even_out(
+                    torch.where(size_of > 0, totals / size_of.clamp(min=1e-9), prior), prior, strength
+                )
+            total = [before + now for before, now in zip(total, loss.tolist(), strict=True)]
+            if any(value != value for value in total):
+                raise TrainingError(
+                    f"The loss became NaN in epoch {epoch}: lower lr, "
+                    "or use recipe='stable', which clips gradients."
+                )
+        method.on_epoch_end(net, table, clock)
+        return total

@@ -1,0 +1,215 @@
+"""Recipes: how a method is trained, as data. A new recipe is a new entry at the end of this file."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import torch
+from torch import nn
+
+from mipl.errors import SettingError, suggest
+from mipl.nn.encoders import FeatureEncoder, Standardize
+from mipl.registry import setting
+from mipl.training.flat import FlatParameters
+
+# Part of the identity of a run. A change of defaults or of the training procedure is a new version: raise it
+# by one, and runs of before count as earlier. 1 stands for every run that was recorded without a version.
+RECIPE_VERSION = 3
+
+WEIGHT_DECAYS = (0.001, 0.2)  # what few features need, and what a thousand of them do
+DECAY = 0.01  # where there is nothing to choose by: on images, and of single networks
+FAN_IN = 40  # inputs above which AdamW's steps on a layer of an image encoder are made smaller
+IMAGE_LR = 1e-3  # learning rate of all layers of an image encoder after the warm-up
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Everything about training that is not the method: 12 settings, each replaceable on its own."""
+
+    epochs: int = setting(100, "T, passes over the training bags", group="optimiser")
+    batch_size: int | None = setting(8, "bags per step; none: all of them", group="optimiser")
+    optimizer: Literal["sgd", "adamw"] = setting(
+        "adamw", "adamw, or sgd (momentum 0.9, Nesterov)", group="optimiser"
+    )
+    lr: float = setting(6e-3, "initial learning rate of the cosine schedule", group="optimiser")
+    weight_decay: float | None = setting(
+        None,
+        "weight decay; none: of 0.001 and 0.2 the one with the higher out-of-fold likelihood of the "
+        "candidate sets (0.01 for images and single networks)",
+        group="optimiser",
+    )
+    clip_norm: float | None = setting(
+        1.0, "maximum norm of a step's gradient; none: no clipping", group="optimiser"
+    )
+    instance_dropout: float = setting(
+        0.1, "proportion of a bag's instances left out of a step", group="optimiser"
+    )
+    warmup: float = setting(
+        0.5,
+        "proportion of the epochs, the first ones, whose loss is the likelihood of the candidate sets, with "
+        "class balancing where sets are large",
+        group="warm-up",
+    )
+    background: float = setting(
+        0.3,
+        "weight of the background-entropy regulariser, which keeps instances without attention uninformative",
+        idle=0.0,
+        group="warm-up",
+    )
+    ensemble: int = setting(
+        8,
+        "networks, each trained without a quarter of the bags, whose mean predicts; 1: one network",
+        idle=1,
+        group="ensemble",
+    )
+    components: int = setting(
+        192,
+        "principal components that wider features are reduced to for training; 0: no reduction",
+        idle=0,
+        group="ensemble",
+    )
+    pretrain: int = setting(
+        60,
+        "contrastive steps on images alone before a built-in image encoder is trained; 0: none",
+        idle=0,
+        group="images",
+    )
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("epochs", 1),
+            ("batch_size", 1),
+            ("pretrain", 0),
+            ("ensemble", 1),
+            ("components", 0),
+        ):
+            value = getattr(self, name)
+            if (name, value) != ("batch_size", None) and int(value) < least:
+                raise SettingError(f"{name} = {value} must be at least {least}.")
+        for name in ("lr", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise SettingError(f"{name} = {value} must be above 0.")
+        if self.weight_decay is not None and not 0 <= self.weight_decay < math.inf:
+            raise SettingError(f"weight_decay = {self.weight_decay} must be finite and at least 0, or none.")
+        if self.ensemble == 2:
+            raise SettingError(
+                "ensemble = 2 is too few: two members must leave out each bag; give 1, or 3 or more."
+            )
+        if not 0 <= self.background < math.inf:
+            raise SettingError(f"background = {self.background} must be finite and at least 0.")
+        for name in ("instance_dropout", "warmup"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise SettingError(f"{name} = {getattr(self, name)} must be in [0, 1).")
+        if self.optimizer not in ("sgd", "adamw"):
+            raise SettingError(
+                f"There is no optimizer '{self.optimizer}'.{suggest(self.optimizer, ('sgd', 'adamw'))}"
+            )
+
+    def in_effect(self, *, vectors: bool = False) -> Recipe:
+        """Return the recipe with settings that have no effect at their idle value, which runs do not name."""
+        return dataclasses.replace(self, pretrain=0) if vectors else self
+
+    def make_optimizer(self, parameters: FlatParameters) -> torch.optim.Optimizer:
+        """Return the optimiser; every group of parameters has its ``share`` of the learning rate."""
+        groups = parameters.groups
+        if self.optimizer == "adamw":  # fused: all parameters in one call
+            # eps above the default: MAM's scores have hardly any gradient while τ is high, and steps of full
+            # size along its noise can leave their gates saturated for good.
+            return torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.decay, eps=1e-6, fused=True)
+        return torch.optim.SGD(
+            groups, lr=self.lr, momentum=0.9, nesterov=True, weight_decay=self.decay, fused=True
+        )
+
+    def shares(self, net: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
+        """Return (factor on the learning rate, parameters), in the order of the network.
+
+        An AdamW step moves every weight by about the learning rate, and so a layer's output by that times
+        the number of its inputs. Layers of an image encoder with more than ``FAN_IN`` inputs take steps
+        smaller by as much: the learning rate that 38 features ask for destroys a convolution. The score
+        follows the encoder's slowest layer: attention that runs ahead of its features fixes on single odd
+        instances. Features that come as vectors are learned already, and all layers on them take whole steps.
+        """
+        if (
+            self.optimizer != "adamw"
+            or isinstance(getattr(net, "scaling", None), Standardize)
+            or isinstance(getattr(net, "encoder", None), FeatureEncoder)
+        ):
+            return [(1.0, list(net.parameters()))]
+        part = {name: set(getattr(net, name, nn.Identity()).modules()) for name in ("encoder", "score")}
+
+        def share(module: nn.Module) -> float:
+            own = module.parameters(recurse=False)
+            return min(1.0, FAN_IN / max((p[0].numel() for p in own if p.ndim > 1), default=1))
+
+        slowest = min(map(share, part["encoder"]), default=1.0)
+        shares: dict[float, list[nn.Parameter]] = {}
+        for module in net.modules():
+            pace = share(module) if module in part["encoder"] else slowest if module in part["score"] else 1.0
+            shares.setdefault(pace, []).extend(module.parameters(recurse=False))
+        return [(share, parameters) for share, parameters in shares.items() if parameters]
+
+    @property
+    def decay(self) -> float:
+        """The weight decay of one training."""
+        return DECAY if self.weight_decay is None else self.weight_decay
+
+    @property
+    def warmup_epochs(self) -> int:
+        """The number of epochs of the warm-up, in which the loss is the likelihood of the candidate sets.
+
+        With w = p̃ (α = 0) and γ = 0 the gradient of Σ_S −w log p is that of −log Σ_S p. Uniform weights in
+        its place teach a network to give false positives their part, and once it knows the truth, to memorise
+        them; w and γ released at once lock on to what the first steps happen to prefer.
+        """
+        return math.floor(self.warmup * self.epochs + 1e-9)  # a third of three epochs is one
+
+    def alpha_at(self, epoch: int, *, after: bool = False) -> float:
+        """Return α of Eq. 15; 0 (w = p̃) during the warm-up, then the paper's schedule counted from its end.
+
+        Weights that are updated before the loss keep their values in the schedule's first epoch
+        (Algorithm 1). Those updated ``after`` it, as the earlier methods do, are seen an epoch later: there
+        the schedule is one epoch behind, (T − t + 1)/T.
+        """
+        t, T = epoch - self.warmup_epochs, self.epochs - self.warmup_epochs
+        if t < 1:
+            return 0.0
+        if t == 1 and not after:
+            return 1.0
+        return (T - t + after) / T
+
+    def gamma_at(self, epoch: int) -> float:
+        """Return the factor on the method's own γ: 0 during the warm-up, then 1."""
+        return float(epoch > self.warmup_epochs)
+
+    def lr_at(self, epoch: int) -> float:
+        """Return the learning rate of the cosine schedule."""
+        return self.lr * 0.5 * (1.0 + math.cos(math.pi * (epoch - 1) / self.epochs))
+
+
+RECIPES: dict[str, Recipe] = {
+    "stable": Recipe(),
+    # As the authors ran it: one network, one bag per step, no clipping.
+    "paper": Recipe(
+        batch_size=1,
+        optimizer="sgd",
+        lr=0.01,
+        weight_decay=1e-4,
+        clip_norm=None,
+        instance_dropout=0.0,
+        warmup=0.0,
+        background=0.0,
+        ensemble=1,
+        components=0,
+        pretrain=0,
+    ),
+}
+
+
+def make_recipe(name: str, **changes: object) -> Recipe:
+    """Return the named recipe with some settings changed."""
+    if name not in RECIPES:
+        raise SettingError(f"There is no recipe '{name}'.{suggest(name, RECIPES)}")
+    return dataclasses.replace(RECIPES[name], **changes)  # type: ignore[arg-type]
