@@ -8,8 +8,10 @@ MNIST r = 3 were used to choose the defaults; everything here is measured on oth
 1. The defaults, and a single network beside them on feature vectors.
 2. What a user would try first instead: pooled partial-label methods, FastMIPL, logistic regression.
 3. Whether confidence means what it says: how many predictions with confidence 0.85 to 0.95 are right.
+4. Ablation: the defaults with one part removed at a time, on three data sets.
 
-Writes results/defaults.json, one row per run, results/defaults.md and the README's table.
+Writes results/defaults.json, one row per run, results/defaults.md and the tables of the README and of
+docs/training.md.
 """
 
 from __future__ import annotations
@@ -47,9 +49,21 @@ from pages import filled
 
 REPO = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = REPO / "results" / "defaults.json", REPO / "results" / "defaults.md"
-README = REPO / "README.md"
+README, TRAINING = REPO / "README.md", REPO / "docs" / "training.md"
 SIMPLE = ("proden", "pop", "lws", "fastmipl")
 REGRESSIONS = {"logistic regression": 1.0, "logistic regression, C = 0.001": 1e-3}  # and C of scikit-learn's
+ABLATED = (("birdsong-mipl", 3), ("crc5-lite0-16", None), ("fmnist-mipl", 3))
+OUT: dict[str, dict[str, Any]] = {  # a part of the recipe, and the setting that removes it
+    "cross-fitted ensemble (a single network)": {"ensemble": 1},
+    "choice of the weight decay (0.001)": {"weight_decay": 0.001},
+    "choice of the weight decay (0.2)": {"weight_decay": 0.2},
+    "`warmup`": {"warmup": 0.0},
+    "`background`": {"background": 0.0},
+    "`instance_dropout`": {"instance_dropout": 0.0},
+    "`clip_norm`": {"clip_norm": None},
+    "`components`": {"components": 0},
+    "`pretrain`, and all that follows for images": {"pretrain": 0},
+}
 KEY = ("dataset", "r", "method", "given", "split")
 Row = dict[str, Any]
 
@@ -154,13 +168,24 @@ def planned(cases: Sequence[Case], raw: Path, store: Path) -> Iterable[list[Job]
         (vectors, SIMPLE, {}),
         (vectors, ("sam-cn", "mam-cn"), {"ensemble": 1}),
     ]
+    ablated = [case for case in cases if (case.dataset, case.r) in ABLATED]
+    stages += [([case for case in ablated if case.images], ("mam-cn",), given) for given in OUT.values()]
+    stages += [([case for case in ablated if not case.images], ("sam-cn",), given) for given in OUT.values()]
     for chosen, methods, given in stages:
         yield [
             job
             for case in chosen
             for method in methods
+            if matters(given, case)
             for job in jobs_of(case, bags[case.title], method, given, raw, store)
         ]
+
+
+def matters(given: dict[str, Any], case: Case) -> bool:
+    """Return whether a setting that removes a part changes anything on a data set."""
+    of_images, of_vectors = {"pretrain"} & given.keys(), {"weight_decay"} & given.keys()
+    narrow = "components" in given and not (case.images or "lite0" in case.dataset)
+    return not narrow and not (of_images and not case.images) and not (of_vectors and case.images)
 
 
 def regressions(cases: Sequence[Case], raw: Path, store: Path) -> list[Row]:
@@ -373,6 +398,33 @@ def band_table(rows: Sequence[Row], method: str) -> str:
     return "\n".join(lines)
 
 
+def ablation_table(rows: Sequence[Row]) -> str:
+    """Return the change of accuracy and ECE without each part, on the splits that both have, in points."""
+    cases = [case for case in CASES if (case.dataset, case.r) in ABLATED]
+    lines = [f"| without | {' | '.join(case.title for case in cases)} |", "|---" * (1 + len(cases)) + "|"]
+    whole = {case.title: rows_of(rows, case, "mam-cn" if case.images else "sam-cn") for case in cases}
+    first = [
+        f"{100 * mean_of(own, 'accuracy'):.1f} / {100 * mean_of(own, 'ece'):.1f}" if own else "–"
+        for own in whole.values()
+    ]
+    lines.append(f"| nothing: accuracy / ECE | {' | '.join(first)} |")
+    for name, given in OUT.items():
+        cells = []
+        for case in cases:
+            with_it = {row["split"]: row for row in whole[case.title]}
+            without = rows_of(rows, case, "mam-cn" if case.images else "sam-cn", given)
+            both = [row for row in without if row["split"] in with_it] if matters(given, case) else []
+            changes = []
+            for metric in ("accuracy", "ece") if both else ():
+                change = [100 * (row[metric] - with_it[row["split"]][metric]) for row in both]
+                error = error_of(change)
+                plus = "" if np.isnan(error) else f" ± {error:.1f}"
+                changes.append(f"{np.mean(change):+.1f}{plus}")
+            cells.append(" / ".join(changes) or "–")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _band_line(title: str, number: int, right: int) -> str:
     low = 0.0 if right == 0 else float(beta.ppf(0.025, right, number - right + 1))
     high = 1.0 if right == number else float(beta.ppf(0.975, right + 1, number - right))
@@ -399,7 +451,7 @@ def main() -> None:
     parser.add_argument("--raw", type=Path, required=True)
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--only", help="data sets, separated by commas")
-    parser.add_argument("--stages", default="1-5", help="which stages of the plan")
+    parser.add_argument("--stages", default="1-99", help="which stages of the plan; 0: only the pages")
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
     cases = [case for case in CASES if given.only is None or case.dataset in given.only.split(",")]
@@ -420,6 +472,8 @@ def main() -> None:
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(found)), encoding="utf-8")
     overview = {"results": overview_table(found["rows"])}
     README.write_text(filled(README.read_text(encoding="utf-8"), overview), encoding="utf-8")
+    ablation = {"ablation": ablation_table(found["rows"])}
+    TRAINING.write_text(filled(TRAINING.read_text(encoding="utf-8"), ablation), encoding="utf-8")
 
 
 if __name__ == "__main__":

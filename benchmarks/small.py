@@ -71,7 +71,7 @@ def measured(dataset: str, raw: Path, size: int, kind: str, seed: int) -> Row:
         "kind": kind,
         "seed": seed,
         "warned": any("learned nothing" in str(w.message) for w in caught if w.category is MiplNotice),
-        "signal": model.history_.get("signal", [None])[-1],
+        "signal": (getattr(model, "out_of_fold_", None) or {}).get("signal"),
         "confidence": float(p.max(axis=1).mean()),
         "chance": 1.0 / bags.k,
         "accuracy": accuracy(p, test.labels),

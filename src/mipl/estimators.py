@@ -31,7 +31,7 @@ from mipl.nn.encoders import Standardize
 from mipl.nn.network import BagNetwork, Ensemble, Output, members_of
 from mipl.registry import restored, settings_of
 from mipl.seeding import seed_for
-from mipl.training.checks import check_training
+from mipl.training.checks import check_features, check_training
 from mipl.training.crossfit import mean_log_proba
 from mipl.training.fit import Build, Fitted, fit_network
 from mipl.training.parallel import Alone, Group, device_named
@@ -58,9 +58,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ``batch_size``, ``lr``, …); what is not given is as the method and the recipe have it.
     """
 
-    calibration_: Calibration | None = (
-        None  # of an ensemble from training, or by `mipl.calibration.calibrate`
-    )
+    calibration_: Calibration | None = None  # an ensemble's own, or by `mipl.calibration.calibrate`
     out_of_fold_: dict[str, float] | None = None  # what left-out candidate sets say of an ensemble
 
     def __init__(
@@ -197,7 +195,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "provenance": dict(bags.provenance),
             "digest": bags.content_digest(),
         }
-        self.out_of_fold_: dict[str, float] | None = None
+        self.out_of_fold_ = None
         if fitted.out_of_fold is not None:
             scaling, self.out_of_fold_ = fitted.out_of_fold.scaling, fitted.out_of_fold.quality
             self.calibration_ = Calibration("candidates", bags.content_digest(), len(bags), scaling, None)
@@ -221,9 +219,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._check_fitted()
         log_p = self._member_log_proba(bags)
         mean = mean_log_proba(log_p)
-        spread = torch.special.entr(mean.exp()).sum(dim=1) - torch.special.entr(log_p.exp()).sum(dim=2).mean(
-            dim=0
-        )
+        own = torch.special.entr(log_p.exp()).sum(dim=2).mean(dim=0)  # (m,)
+        spread = torch.special.entr(mean.exp()).sum(dim=1) - own
         return np.asarray(spread.clamp(min=0.0).numpy())
 
     def _member_log_proba(self, bags: Any) -> torch.Tensor:
@@ -269,11 +266,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def embed(self, bags: Any) -> FloatArray:
         """Return the bags' features z of Eq. 13, (m, L), or (m, members · L) of an ensemble."""
-        rows = [
-            torch.cat([output.embedding.double() for output in outputs], dim=1).cpu().numpy()
-            for _, outputs in self._outputs(bags)
-        ]
-        return np.concatenate(rows)
+        every = (torch.cat([each.embedding for each in outputs], dim=1) for _, outputs in self._outputs(bags))
+        return np.concatenate([rows.double().cpu().numpy() for rows in every])
 
     def _outputs(self, bags: Any) -> Iterator[tuple[BagBatch, list[Output]]]:
         self._check_fitted()
@@ -288,18 +282,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return all(isinstance(net, BagNetwork) for net in members_of(self.network_))
 
     def _batches(self, bags: Any) -> Iterator[BagBatch]:
-        bags = as_bags(bags)
-        image = (
-            {(1, *self.feature_shape_), self.feature_shape_[1:]} if len(self.feature_shape_) > 1 else set()
-        )
-        same_image = bags.feature_shape in image and 1 in (bags.feature_shape[0], self.feature_shape_[0])
-        if bags.feature_shape != self.feature_shape_ and not same_image:
-            raise DataError(
-                f"The bags have instances of shape {bags.feature_shape}, but the model was trained on "
-                f"{self.feature_shape_}: use the features that it was trained on."
-            )
-        if bags.feature_shape != self.feature_shape_:  # (28, 28) and (1, 28, 28) are the same image
-            bags = dataclasses.replace(bags, source=bags.source.reshape(-1, *self.feature_shape_))
+        bags = check_features(as_bags(bags), self.feature_shape_)
         self.network_.eval()
         loader = BagLoader(bags, next(self.network_.parameters()).device)
         by_parts = BagNetwork.STORED if self.has_attention else None

@@ -30,6 +30,8 @@ def test_the_committed_pages_are_those_of_the_committed_rows():
     assert filled(page, defaults.tables(found)) == page, "run python benchmarks/defaults.py"
     readme = defaults.README.read_text(encoding="utf-8")
     assert filled(readme, {"results": defaults.overview_table(found["rows"])}) == readme
+    training = defaults.TRAINING.read_text(encoding="utf-8")
+    assert filled(training, {"ablation": defaults.ablation_table(found["rows"])}) == training
     if small.RESULTS.is_file():
         trained = json.loads(small.RESULTS.read_text(encoding="utf-8"))
         assert filled(page, {"small": small.table(trained)}) == page, "run python benchmarks/small.py"
@@ -73,6 +75,25 @@ def test_sets_with_few_confident_predictions_are_pooled():
     rows = [row(case, "sam-cn", 1, in_band=20, right_in_band=18) for case in (first, second)]
     (line,) = defaults.band_table(rows, "sam-cn").splitlines()[2:]
     assert f"pooled: {first.title}, {second.title} | 40 | 90.0%" in line
+
+
+def test_the_ablation_compares_the_same_splits():
+    case = next(case for case in defaults.CASES if (case.dataset, case.r) == ("birdsong-mipl", 3))
+    rows = [row(case, "sam-cn", split, 0.80 + 0.01 * split) for split in (1, 2, 3)]
+    rows += [row(case, "sam-cn", split, 0.78 + 0.01 * split, given={"warmup": 0.0}) for split in (2, 3)]
+    table = defaults.ablation_table(rows)
+    (line,) = [line for line in table.splitlines() if "`warmup`" in line]
+    assert "| -2.0 ± 0.0 / +0.0 ± 0.0 |" in line
+    (whole,) = [line for line in table.splitlines() if "nothing" in line]
+    assert "82.0 / 3.0" in whole
+
+
+def test_parts_are_removed_only_where_they_do_something():
+    cases = {case.title: case for case in defaults.CASES}
+    assert not defaults.matters({"pretrain": 0}, cases["crc5-lite0-16"])
+    assert not defaults.matters({"components": 0}, cases["birdsong-mipl r = 3"])
+    assert defaults.matters({"components": 0}, cases["crc5-lite0-16"])
+    assert not defaults.matters({"weight_decay": 0.2}, cases["fmnist-mipl r = 3"])
 
 
 def test_hopeless_bags_have_no_signal(gaussian):

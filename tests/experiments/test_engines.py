@@ -110,7 +110,7 @@ def test_the_record_of_an_ensemble_has_its_signal_and_temperature(source, tmp_pa
     np.testing.assert_array_equal(
         record.arrays["probabilities"], model.predict_proba(bags[test]).astype(np.float32)
     )
-    assert record.info["signal"] == model.history_["signal"]
+    assert record.info["signal"] == model.out_of_fold_["signal"]
     assert record.info["temperature"] == model.calibration_.scaling.temperature
     assert record.info["weight_decay"] == model.recipe_.weight_decay
     assert len(record.arrays["attention"]) == bags[test].sizes.sum()

@@ -297,7 +297,6 @@ def test_out_of_fold_quality_is_of_the_members_that_left_a_bag_out(tmp_path):
     p = (log_p.exp().numpy() * left_out[..., None]).sum(axis=0) / 2  # (m, k)
     found = model.out_of_fold_
     assert found["covering_rate"] == pytest.approx(bags.candidates[np.arange(30), p.argmax(axis=1)].mean())
-    assert found["signal"] == model.history_["signal"][0]
     assert found["signal"] == pytest.approx(signal_score(torch.tensor(p), torch.tensor(bags.candidates)))
     assert found["temperature"] == pytest.approx(model.calibration_.scaling.temperature)
     assert 1 / 4 <= found["mean_confidence"] <= 1
@@ -352,7 +351,7 @@ def test_training_resumes_to_the_same_ensemble(name, last, tmp_path):
         make_classifier(name, **FAST).fit(bags, checkpoint=tmp_path, report=stop)
     resumed = make_classifier(name, **FAST).fit(bags, checkpoint=tmp_path)
     np.testing.assert_array_equal(whole.predict_proba(bags), resumed.predict_proba(bags))
-    assert resumed.history_["signal"] == whole.history_["signal"]
+    assert resumed.out_of_fold_ == whole.out_of_fold_
     assert resumed.history_["loss"] == whole.history_["loss"]
 
 
@@ -377,7 +376,7 @@ def test_uninformative_data_are_warned_about_and_predictions_stay_near_chance(ki
         bags = dataclasses.replace(bags, source=np.ones_like(bags.source))
     with pytest.warns(MiplNotice, match="learned nothing"):
         model = make_classifier("sam-cn", ensemble=6, epochs=20).fit(bags)
-    assert model.history_["signal"][0] < ENOUGH
+    assert model.out_of_fold_["signal"] < ENOUGH
     assert model.predict_proba(bags).max(axis=1).mean() < 1 / bags.k + 0.1
 
 
@@ -386,8 +385,7 @@ def test_few_informative_bags_are_not_warned_about():
     with warnings.catch_warnings():
         warnings.simplefilter("error", MiplNotice)
         model = make_classifier("sam-cn", ensemble=6, epochs=40).fit(bags)
-    (signal,) = model.history_["signal"]
-    assert signal > ENOUGH
+    assert model.out_of_fold_["signal"] > ENOUGH
 
 
 @given(seed=st.integers(0, 999), true=st.floats(0.5, 4.0))

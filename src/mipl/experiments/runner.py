@@ -195,7 +195,7 @@ def _outcome(
         "weight_decay": classifier.recipe_.weight_decay,
         **_temperature(classifier),
         **({"trust": trust} if trust else {}),
-        **({"signal": history["signal"]} if "signal" in history else {}),
+        **({"signal": classifier.out_of_fold_["signal"]} if classifier.out_of_fold_ else {}),
         "threads": torch.get_num_threads(),
         "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
         "versions": mipl.versions(),

@@ -70,7 +70,7 @@ class Method(ABC):
 
     def table(self, candidates: Tensor, initial: Tensor | None, members: int = 1) -> PseudoLabels:
         """Return the table of weights for training bags, those of ``members`` networks trained as one."""
-        return PseudoLabels(candidates, initial)
+        return PseudoLabels(candidates, initial, members=members)
 
     # What most methods need none of, in the order in which the trainer calls it.
 

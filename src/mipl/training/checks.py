@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
 import numpy as np
@@ -31,3 +32,20 @@ def check_training(bags: Bags) -> None:
         )
     if (bags.candidates.sum(axis=1) == 1).all():
         warnings.warn("Every bag has one candidate: this is ordinary supervision.", MiplNotice, stacklevel=4)
+
+
+def check_features(bags: Bags, shape: tuple[int, ...]) -> Bags:
+    """Return bags whose instances have the shape that a model was trained on, or say that they do not.
+
+    (28, 28) and (1, 28, 28) are the same image.
+    """
+    found = bags.feature_shape
+    if found == shape:
+        return bags
+    same_image = len(shape) > 1 and found in {(1, *shape), shape[1:]} and 1 in (found[0], shape[0])
+    if same_image and isinstance(bags.source, np.ndarray):
+        return dataclasses.replace(bags, source=bags.source.reshape(-1, *shape))
+    raise DataError(
+        f"The bags have instances of shape {found}, but the model was trained on {shape}: "
+        "use the features that it was trained on."
+    )

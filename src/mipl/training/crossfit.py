@@ -90,10 +90,11 @@ def train_members(
     for e, net in enumerate(nets):
         rows_of = np.flatnonzero(seen[e].numpy())
         own = bags if len(rows_of) == len(bags) else bags[rows_of]
+        weighted = own
         if initial is not None:
-            own = dataclasses.replace(own, weights=initial[e].numpy()[rows_of])
+            weighted = dataclasses.replace(own, weights=initial[e].numpy()[rows_of])
         alone = of_member(training, e, len(nets))
-        tables.append(alone.table(own))
+        tables.append(alone.table(weighted))
         histories.append(alone.run(net, own, tables[-1], 1, last))
     return histories, tables
 
@@ -170,7 +171,13 @@ def of_member(training: Training, member: int, members: int) -> Training:
 
 def can_be_stacked(training: Training, nets: Sequence[nn.Module]) -> bool:
     """Return whether networks can be trained as one computation: known layers, a loss of logits alone."""
-    return training.method.logits_alone and training.group.processes == 1 and all(map(can_be_member, nets))
+    group = training.group
+    return (
+        training.method.logits_alone
+        and group.processes == 1
+        and group.full_precision
+        and all(map(can_be_member, nets))
+    )
 
 
 class EnsembleLoader:

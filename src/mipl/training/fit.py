@@ -152,7 +152,7 @@ def cross_fit(
         return Fitted(nets[0], recipe, histories[0])
     log_p = member_log_proba(training.method, nets, bags, training.group.device)
     found = out_of_fold(log_p, seen, torch.tensor(bags.candidates))
-    return Fitted(Ensemble(nets), recipe, {**_mean(histories), "signal": [found.signal]}, found)
+    return Fitted(Ensemble(nets), recipe, _mean(histories), found)
 
 
 def out_of_fold(log_p: Tensor, seen: Tensor, candidates: Tensor) -> OutOfFold:

@@ -70,7 +70,7 @@ def device_named(name: str) -> torch.device:
 class Alone:
     """A training in one process."""
 
-    rank, processes = 0, 1
+    rank, processes, full_precision = 0, 1, True
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -96,6 +96,7 @@ class Group(Alone):
         if fabric.world_size > 1 and not torch.distributed.is_initialized():
             raise SettingError("The Fabric has not been launched: call fabric.launch() before fit.")
         self.fabric, self.rank, self.processes = fabric, fabric.global_rank, fabric.world_size
+        self.full_precision = fabric.strategy.precision.precision == PRECISIONS[0]
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over the processes."""

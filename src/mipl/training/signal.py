@@ -9,38 +9,24 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 # Standard errors above chance. Without a signal, scores were found to vary by up to 1.5: members share bags.
 ENOUGH = 3.0
 
 
-def set_fit(p: Tensor, candidates: Tensor, all_sets: Tensor) -> Tensor:
-    """Return how much better predictions fit their own candidate sets than those of other bags.
-
-    Args:
-        p: (b, k) probabilities.
-        candidates: (b, k) the bags' own sets.
-        all_sets: (m, k) the sets to compare with.
-
-    Returns:
-        (2, b): Σ_S p minus its mean over all sets, and its variance over all sets.
-    """
-    p, sets = p.double(), all_sets.double()
-    chance = sets.mean(dim=0)  # (k,)
-    spread = sets.T @ sets / len(sets) - chance[:, None] * chance  # (k, k)
-    return torch.stack([(p * (candidates.double() - chance)).sum(dim=1), ((p @ spread) * p).sum(dim=1)])
-
-
 def signal_score(p: Tensor, candidates: Tensor) -> float:
-    """Return the sum of :func:`set_fit` in standard errors of predictions unrelated to the sets.
+    """Return the probability of the bags' own candidate sets as a standard score of a permutation test.
 
-    It is about 0 ± 1 for a model that has learned nothing. Sets that are all alike give 0.
+    Σ_S p, summed over the bags, is compared with its mean over all permutations of the sets among the bags,
+    in standard deviations over these permutations. It is about 0 ± 1 for a model that has learned nothing;
+    sets that are all alike, and predictions that are all alike, give 0.
 
     Args:
         p: (m, k) out-of-fold probabilities.
         candidates: (m, k) candidate sets.
     """
-    total, variance = set_fit(p, candidates, candidates).sum(dim=1).tolist()
-    return float(total / math.sqrt(max(variance, 1e-12)))
+    p, sets = p.double(), candidates.double()
+    p, sets = p - p.mean(dim=0), sets - sets.mean(dim=0)
+    variance = float(((p.T @ p) * (sets.T @ sets)).sum()) / max(1, len(p) - 1)
+    return float((p * sets).sum()) / math.sqrt(max(variance, 1e-12))
