@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 REPO = Path(__file__).resolve().parents[1]
 FORMAT = "mipl-bench-1"
-SECTIONS = ("machine", "training", "accuracy", "loading", "prediction", "mapped", "growth")
+SECTIONS = ("machine", "training", "accuracy", "loading", "prediction", "ensemble", "mapped", "growth")
 
 
 def run_section(name: str, cases: list[Case], gemm: Json, folder: Path, given: argparse.Namespace) -> Json:
@@ -46,6 +46,10 @@ def run_section(name: str, cases: list[Case], gemm: Json, folder: Path, given: a
         import prediction
 
         return prediction.section(cases[0], folder, given.repeats, given.quick)
+    if name == "ensemble":
+        import ensemble
+
+        return ensemble.section(cases[0], given.repeats, given.quick)
     if name == "mapped":
         import mapped
 

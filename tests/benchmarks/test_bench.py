@@ -27,6 +27,7 @@ sys.path.insert(0, str(REPO / "benchmarks"))
 import bench
 import cases
 import cohort
+import ensemble
 import growth
 import loading
 import loop
@@ -46,7 +47,7 @@ def inline(monkeypatch):
         done = getattr(importlib.import_module(module), function)(**json.loads(json.dumps(arguments)))
         return {**json.loads(json.dumps(done)), "peak_anon_mb": measuring.anonymous_mb(), "wall_seconds": 1.0}
 
-    for module in (cohort, growth, loading, machine, mapped, prediction, training):
+    for module in (cohort, ensemble, growth, loading, machine, mapped, prediction, training):
         monkeypatch.setattr(module, "call", call)
 
 
