@@ -10,8 +10,8 @@ MNIST r = 3 were used to choose the defaults; everything here is measured on oth
 3. Whether confidence means what it says: how many predictions with confidence 0.85 to 0.95 are right.
 4. Ablation: the defaults with one part removed at a time, on three data sets.
 
-Writes results/defaults.json, one row per run, results/defaults.md and the tables of the README and of
-docs/training.md.
+Writes results/records, the runs packed, results/defaults.json, one row per run, results/defaults.md and the
+tables of results/README.md, README.md and docs/training.md.
 """
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ from mipl.metrics import (
     expected_calibration_error,
     negative_log_likelihood,
 )
+from mipl.records.pack import write_pack
 from mipl.records.store import Store
+from mipl.reports.results import markdown, result_rows
 from mipl.seeding import rng_for
 from mipl.training.recipe import RECIPE_VERSION
 from pages import filled
 
 REPO = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = REPO / "results" / "defaults.json", REPO / "results" / "defaults.md"
+PACK, RUNS_PAGE = REPO / "results" / "records", REPO / "results" / "README.md"
 README, TRAINING = REPO / "README.md", REPO / "docs" / "training.md"
 SIMPLE = ("proden", "pop", "lws", "fastmipl")
 REGRESSIONS = {"logistic regression": 1.0, "logistic regression, C = 0.001": 1e-3}  # and C of scikit-learn's
@@ -462,6 +465,8 @@ def main() -> None:
         if int(first) <= number <= int(last or first):
             for job, reason in run_jobs(jobs, "local", given.jobs):
                 print(f"{job.title} failed: {reason}")
+    kept = {record.info["hash"]: record for folder in (PACK, given.store) for record in Store(folder)}
+    write_pack([record for record in kept.values() if is_present(record)], PACK)
     rows = [*recorded(given.store), *regressions(CASES, given.raw, given.store)]
     found = {
         "command": "python benchmarks/defaults.py --raw FOLDER --store DIR",
@@ -472,6 +477,8 @@ def main() -> None:
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(found)), encoding="utf-8")
     overview = {"results": overview_table(found["rows"])}
     README.write_text(filled(README.read_text(encoding="utf-8"), overview), encoding="utf-8")
+    every = {"results": markdown(result_rows(Store(PACK), is_present))}
+    RUNS_PAGE.write_text(filled(RUNS_PAGE.read_text(encoding="utf-8"), every), encoding="utf-8")
     ablation = {"ablation": ablation_table(found["rows"])}
     TRAINING.write_text(filled(TRAINING.read_text(encoding="utf-8"), ablation), encoding="utf-8")
 

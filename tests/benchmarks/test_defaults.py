@@ -30,6 +30,11 @@ def test_the_committed_pages_are_those_of_the_committed_rows():
     assert filled(page, defaults.tables(found)) == page, "run python benchmarks/defaults.py"
     readme = defaults.README.read_text(encoding="utf-8")
     assert filled(readme, {"results": defaults.overview_table(found["rows"])}) == readme
+    runs = defaults.RUNS_PAGE.read_text(encoding="utf-8")
+    records = defaults.Store(defaults.PACK)
+    table = defaults.markdown(defaults.result_rows(records, defaults.is_present))
+    assert "earlier" not in table
+    assert filled(runs, {"results": table}) == runs
     training = defaults.TRAINING.read_text(encoding="utf-8")
     assert filled(training, {"ablation": defaults.ablation_table(found["rows"])}) == training
     if small.RESULTS.is_file():

@@ -244,11 +244,18 @@ def results(
         Path | None,
         typer.Option("--out", metavar="FILE", help="Write a row a run to this .parquet or .csv file."),
     ] = None,
+    pack: Annotated[
+        Path | None,
+        typer.Option(
+            "--pack", metavar="DIR", help="Write the runs of the present recipe as two small files into DIR."
+        ),
+    ] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")] = False,
     as_json: JsonOpt = False,
 ) -> None:
     """Show the results in a folder of records, means over splits, with the paper's beside them."""
     from mipl.experiments.runner import is_present
+    from mipl.records.pack import write_pack
     from mipl.records.store import Store
     from mipl.records.table import write_table
     from mipl.reports.results import HEADER, markdown, result_cells, result_rows
@@ -268,6 +275,14 @@ def results(
     ]
     if out is not None:
         write_table(records, out)
+    if pack is not None:
+        present = [record for record in records if is_present(record)]
+        write_pack(present, pack)
+        print(
+            f"{len(present)} runs packed into {pack}; {len(records) - len(present)} of other recipe versions "
+            "left out.",
+            file=sys.stderr,
+        )
     rows = result_rows(records, is_present)
     if as_json:
         print_json(rows)

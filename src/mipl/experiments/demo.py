@@ -52,6 +52,7 @@ def run_demo(out: Path, folds: int, workers: int) -> tuple[list[dict[str, Any]],
                 split_digest=split_digest(bags, split_of(bags, kind, fold)),
                 store=str(store.root),
                 provenance=dict(bags.provenance),
+                extras=("attention",) if (method, fold) == (WAYS[-1][2], 1) else (),
             )
             for fold in range(1, folds + 1)
         ]

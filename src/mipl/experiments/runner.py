@@ -75,7 +75,7 @@ class Job:
         """What identifies the run."""
         classifier = self.classifier()
         method, recipe = classifier.parts(self.provenance)
-        for extra in {"features", "cost"} & set(self.extras):
+        for extra in {"features", "attention", "cost"} & set(self.extras):
             if not isinstance(method, AttentionMethod):
                 raise SettingError(f"{self.method} has no attention over instances: leave '{extra}' out.")
         return RunSpec(
@@ -163,7 +163,7 @@ def _outcome(
         "labels": test_bags.labels,
         "classes": np.array([str(name) for name in bags.classes]),
     }
-    if classifier.has_attention:
+    if "attention" in job.extras:
         arrays["attention"] = np.concatenate(classifier.attention_weights(test_bags)).astype(np.float32)
     if "features" in job.extras:
         arrays["features"] = classifier.embed(test_bags).astype(np.float32)

@@ -1,4 +1,7 @@
-"""Folders of finished runs: ``<hash>/record.json`` and ``<hash>/predictions.npz``, whole or not there."""
+"""Folders of finished runs: ``<hash>/record.json`` and ``<hash>/predictions.npz``, whole or not there.
+
+A folder may also hold packed runs (records/pack.py), which are read in the same way.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ ARRAYS = ("ids", "probabilities", "labels")
 # What a record has besides, some of it only where a run was asked for it: it decides no result.
 EXTRAS = {
     "features": "the test bags' features z of Eq. 13",
+    "attention": "the attention of every instance of the test bags",
     "training": "probabilities, candidates and labels of the training bags",
     "cost": "arithmetic of a prediction, and processor time",  # of every run by attention, asked or not
 }
@@ -67,7 +71,12 @@ class Record:
 
     def holds(self, extras: Iterable[str]) -> bool:
         """Tell whether it has all of some ``EXTRAS``."""
-        marks = {"features": self.arrays, "training_probabilities": self.arrays, "flops": self.info}
+        marks = {
+            "features": self.arrays,
+            "attention": self.arrays,
+            "training_probabilities": self.arrays,
+            "flops": self.info,
+        }
         there = dict(zip(EXTRAS, (mark in place for mark, place in marks.items()), strict=True))
         return all(there[name] for name in extras)
 
@@ -103,13 +112,22 @@ class Store:
             )
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield every sound record, in the order of the hashes; damaged folders are passed over."""
+        """Yield every sound record, in the order of the hashes, packed ones (records/pack.py) at the end.
+
+        Damaged folders are passed over.
+        """
+        from mipl.records.pack import is_pack, read_pack  # which needs the records of this module
+
         for folder in sorted(self.root.iterdir()) if self.root.is_dir() else ():
             if (folder / "record.json").is_file():
                 try:
                     yield self._read(folder)
                 except StorageError:
                     continue
+        if is_pack(self.root):
+            yield from (
+                record for record in read_pack(self.root) if not (self.root / record.info["hash"]).is_dir()
+            )
 
     def _read(self, folder: Path) -> Record:
         info = read_json(folder / "record.json")
