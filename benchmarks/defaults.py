@@ -267,6 +267,7 @@ def _row(
         "ece_if_calibrated": calibration_error_if_calibrated(p, draws=200),
         "nll": negative_log_likelihood(p, labels),
         "confidence": float(confidence.mean()),
+        "right": np.packbits(right).tobytes().hex(),  # one bit per test bag
         "in_band": int(band.sum()),
         "right_in_band": int(right[band].sum()),
     }
@@ -286,6 +287,13 @@ def rows_of(rows: Sequence[Row], case: Case, method: str, given: dict[str, Any] 
 def mean_of(rows: Sequence[Row], name: str) -> float:
     """Return the mean of a metric over rows."""
     return float(np.mean([row[name] for row in rows]))
+
+
+def error_over_bags(own: Row, other: Row) -> float:
+    """Return the standard error, over the test bags, of the difference of two accuracies on one split."""
+    bits = [np.unpackbits(np.frombuffer(bytes.fromhex(row["right"]), np.uint8)) for row in (own, other)]
+    difference = (bits[0].astype(np.int64) - bits[1])[: own["bags"]]
+    return float(difference.std(ddof=1) / np.sqrt(len(difference)))
 
 
 def error_of(values: Sequence[float]) -> float:
@@ -338,13 +346,12 @@ def regret_table(rows: Sequence[Row]) -> str:
         cells = [f"{100 * mean_of(own, 'accuracy'):.1f}, {mean_of(own, 'nll'):.3f}"]
         for metric, sign, scale, most in (("accuracy", 1, 100, 1.0), ("nll", -1, 1, 0.02)):
             name = max(others, key=lambda name, m=metric, s=sign: s * mean_of(others[name], m))
-            by_split = {row["split"]: row[metric] for row in others[name]}
-            differences = [
-                scale * sign * (row[metric] - by_split[row["split"]])
-                for row in own
-                if row["split"] in by_split
-            ]
+            by_split = {row["split"]: row for row in others[name]}
+            pairs = [(row, by_split[row["split"]]) for row in own if row["split"] in by_split]
+            differences = [scale * sign * (row[metric] - other[metric]) for row, other in pairs]
             mean, error = float(np.mean(differences)), error_of(differences)
+            if len(pairs) == 1 and metric == "accuracy":
+                error = scale * error_over_bags(*pairs[0])
             fine = mean >= -most or (not np.isnan(error) and mean >= -2 * error)
             digits = 1 if metric == "accuracy" else 3
             plus = "" if np.isnan(error) else f" ± {error:.{digits}f}"

@@ -20,7 +20,7 @@ def row(case, method, split, accuracy=0.95, nll=0.2, given=None, **more):
     return {
         "dataset": case.dataset, "r": case.r, "method": method, "split": split, "given": given or {},
         "bags": 100, "accuracy": accuracy, "ece": 0.03, "ece_if_calibrated": 0.02, "nll": nll,
-        "confidence": 0.9, "in_band": 60, "right_in_band": 54, **more,
+        "confidence": 0.9, "right": "ff" * 13, "in_band": 60, "right_in_band": 54, **more,
     }  # fmt: skip
 
 
@@ -65,6 +65,14 @@ def test_regret_is_measured_against_the_best_alternative_on_the_same_splits():
     assert "lws 0.250 | -0.050 ± 0.000 ✗" in line
     close = [row(case, "sam-cn", split, 0.925, 0.26) for split in case.splits] + rows[3:]
     assert "✗" not in defaults.regret_table(close)
+
+
+def test_one_split_has_an_error_over_its_bags():
+    right = np.zeros((2, 100), dtype=bool)
+    right[0, :90] = right[1, 5:92] = True
+    own, other = ({"bags": 100, "right": np.packbits(each).tobytes().hex()} for each in right)
+    wanted = np.std(right[0].astype(float) - right[1], ddof=1) / 10
+    assert defaults.error_over_bags(own, other) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(("number", "right"), [(60, 54), (50, 50), (80, 0), (200, 120)])
