@@ -49,15 +49,15 @@ def _row(key: tuple[Any, ...], members: list[Record]) -> dict[str, Any]:
         "given": given,
         "runs": len(members),
         "accuracy": float(accuracy.mean()),
-        "accuracy_std": _std(accuracy),
+        "accuracy_std": sample_std(accuracy),
         "accuracy_min": float(accuracy.min()),
         "ece": float(ece.mean()),
-        "ece_std": _std(ece),
+        "ece_std": sample_std(ece),
         "highest_confidence": float(max(member.arrays["probabilities"].max() for member in members)),
         "seconds": float(np.mean([member.info["seconds"]["fit"] for member in members])),
     }
 
 
-def _std(values: NDArray[np.float64]) -> float | None:
+def sample_std(values: NDArray[np.float64]) -> float | None:
     """Return the sample standard deviation, or None: a single value has none."""
     return float(values.std(ddof=1)) if len(values) > 1 else None
