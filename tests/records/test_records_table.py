@@ -83,7 +83,10 @@ def test_no_record_is_a_table_without_rows(tmp_path):
 def test_the_command_line_filters_and_writes(folder, tmp_path, words, count, capsys):
     assert main(["results", str(folder), *words, "--out", str(tmp_path / "t.parquet"), "--json"]) == 0
     assert pq.read_table(tmp_path / "t.parquet").num_rows == count
-    assert sum(row["runs"] for row in json.loads(capsys.readouterr().out)) == count
+    out, err = capsys.readouterr()
+    assert sum(row["runs"] for row in json.loads(out)) == count
+    assert err.startswith("mipl: note: ")
+    assert "The record is left out" in err
 
 
 def test_a_file_of_another_kind_is_refused(folder, tmp_path, capsys):
