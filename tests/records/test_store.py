@@ -129,7 +129,9 @@ def test_a_single_run_has_no_standard_deviation(tmp_path):
     assert (row["runs"], row["accuracy_std"], row["ece_std"]) == (1, None, None)
 
 
-@pytest.mark.parametrize("changes", [{"data_digest": "d2"}, {"recipe_version": 2}])
+@pytest.mark.parametrize(
+    "changes", [{"data_digest": "d2"}, {"recipe_version": 2}, {"recipe_settings": {"epochs": 4}}]
+)
 def test_other_data_and_other_versions_are_rows_of_their_own(changes, tmp_path):
     store = Store(tmp_path)
     put(store, SPEC, 0.5)
