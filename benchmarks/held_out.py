@@ -32,6 +32,7 @@ from mipl.metrics import (
     set_log_likelihoods,
 )
 from mipl.records.store import Record, Store
+from mipl.records.summary import sample_std
 from mipl.seeding import rng_for
 from pages import filled
 
@@ -54,15 +55,17 @@ Bools = NDArray[np.bool_]
 
 
 def runs(records: Sequence[Record], dataset: str, method: str, **given: Any) -> list[Record]:
-    """Return the runs of a method with just these settings given, one a split."""
-    found = {
-        record.spec["split"]: record
+    """Return the runs of a method with just these settings given, one a split, of one recipe version."""
+    fitting = [
+        record
         for record in records
         if (record.spec["dataset"], record.spec["method"], record.spec["recipe"])
         == (dataset, method, "stable")
         and record.info.get("given", {}) == given
         and (record.spec["r"] or 1) == 1
-    }
+    ]
+    latest = max((record.recipe_version for record in fitting), default=0)
+    found = {record.spec["split"]: record for record in fitting if record.recipe_version == latest}
     return [found[split] for split in sorted(found)]
 
 
@@ -185,9 +188,9 @@ def noisy(records: Sequence[Record]) -> list[dict[str, Any]]:
                     "noise": noise,
                     "way": way,
                     "splits": len(found),
-                    "accuracy_std": float(values[:, 0].std(ddof=1)),
+                    "accuracy_std": sample_std(values[:, 0]),
                     "gain": float(gain.mean()),
-                    "gain_error": float(gain.std(ddof=1) / np.sqrt(len(gain))),
+                    "gain_error": float(gain.std(ddof=1) / np.sqrt(len(gain))) if len(gain) > 1 else None,
                     "confidence": float(np.mean(sure)),
                     **dict(zip(METRICS, values.mean(axis=0).tolist(), strict=True)),
                     "trust": {name: float(np.mean([own[name] for own in trust])) for name in names},
@@ -251,13 +254,18 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     for row in found["noise"]:
         trust = row["trust"]
         cells = [f"{trust[name]:.2f}" if name in trust else "–" for name in ("trust_2", "trust_1")]
-        gain = f"{100 * row['gain']:+.1f} ± {100 * row['gain_error']:.1f}" if row["way"] != "plain" else "–"
+        gain = _plus_minus(row["gain"], row["gain_error"], "+") if row["way"] != "plain" else "–"
         noise.append(
             f"| {row['noise']:g} | {row['way']} | {row['splits']} | {', '.join(cells)} | "
-            f"{100 * row['accuracy']:.1f} ± {100 * row['accuracy_std']:.1f} | {gain} | "
+            f"{_plus_minus(row['accuracy'], row['accuracy_std'])} | {gain} | "
             f"{100 * row['confidence']:.1f} | {100 * row['ece']:.1f} | {row['area']:.3f} |"
         )
     return {"calibrated": "\n".join(scaled), "gamma": "\n".join(search), "noise": "\n".join(noise)}
+
+
+def _plus_minus(mean: float, error: float | None, sign: str = "") -> str:
+    """Return a mean in percent with its error, where there is one."""
+    return f"{100 * mean:{sign}.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
 
 
 def _numbers(row: dict[str, Any]) -> str:

@@ -25,9 +25,9 @@ import torch
 from mipl import make_classifier
 from mipl.data.bags import Bags
 from mipl.data.sources import Source
+from mipl.errors import MiplNotice
 from mipl.metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from mipl.seeding import rng_for
-from mipl.training.checks import MiplNotice
 from pages import filled
 
 REPO = Path(__file__).resolve().parents[1]

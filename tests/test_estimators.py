@@ -1,5 +1,7 @@
 """The scikit-learn face, as a user meets it."""
 
+import copy
+import hashlib
 import json
 
 import numpy as np
@@ -11,9 +13,8 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 import mipl
 from mipl.data.bags import Bags
 from mipl.data.benchmarks import gaussian_bags
-from mipl.errors import DataError, SettingError, StorageError
+from mipl.errors import DataError, MiplNotice, SettingError, StorageError
 from mipl.estimators import BagClassifier, CDLClassifier, NotFittedError
-from mipl.training.checks import MiplNotice
 
 FAST = {"epochs": 3, "ensemble": 1}
 # settings of a model that was saved before ensembles, as its model.json has them
@@ -243,7 +244,7 @@ def test_labels_are_matched_by_name_where_the_order_of_classes_differs(gaussian)
 
 def test_a_model_folder_is_readable_and_holds_no_pickle(model, tmp_path):
     model.save(tmp_path / "m")
-    files = ["calibration.json", "model.json", "model.safetensors"]
+    files = ["calibration.json", "checksums.json", "model.json", "model.safetensors"]
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == files
     info = json.loads((tmp_path / "m" / "model.json").read_text())
     assert info["method"]["name"] == "sam-cn"
@@ -259,6 +260,7 @@ def test_a_model_saved_before_ensembles_loads_as_one_network(gaussian, tmp_path)
     del info["params"]["ensemble"]
     info["recipe"] = EARLIER_RECIPE
     (tmp_path / "m" / "model.json").write_text(json.dumps(info))
+    (tmp_path / "m" / "checksums.json").unlink()
     loaded = mipl.load(tmp_path / "m")
     assert (loaded.recipe_.ensemble, loaded.recipe_.components) == (1, 0)
     assert (loaded.recipe_.weight_decay, loaded.calibration_) == (1e-2, None)
@@ -283,8 +285,48 @@ def test_a_model_saved_before_ensembles_loads_as_one_network(gaussian, tmp_path)
 def test_a_damaged_model_is_refused_with_a_sentence(damage, sentence, model, tmp_path):
     model.save(tmp_path / "m")
     damage(tmp_path / "m")
+    with pytest.raises(StorageError, match=r"is damaged: it|is not a model folder"):
+        mipl.load(tmp_path / "m")
+    (tmp_path / "m" / "checksums.json").unlink()  # as a model that was saved before there were checksums
     with pytest.raises(StorageError, match=sentence):
         mipl.load(tmp_path / "m")
+
+
+def test_a_model_folder_has_the_checksums_of_its_files(model, gaussian, tmp_path):
+    model.save(tmp_path / "m")
+    stored = json.loads((tmp_path / "m" / "checksums.json").read_text())["sha256"]
+    files = [file for file in (tmp_path / "m").iterdir() if file.name != "checksums.json"]
+    assert stored == {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    (tmp_path / "m" / "README.md").write_text("a card beside the model is no part of it")
+    np.testing.assert_array_equal(mipl.load(tmp_path / "m").predict(gaussian), model.predict(gaussian))
+    (tmp_path / "m" / "calibration.json").unlink()
+    with pytest.raises(StorageError, match=r"holds no calibration.json, which checksums.json names"):
+        mipl.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused(value, model, tmp_path):
+    broken = copy.deepcopy(model)
+    next(broken.network_.parameters()).data.view(-1)[0] = value
+    broken.save(tmp_path / "m")
+    with pytest.raises(StorageError, match=r"is not finite. Restore the folder"):
+        mipl.load(tmp_path / "m")
+
+
+def test_the_device_is_chosen_when_a_model_is_loaded(gaussian, model, tmp_path):
+    model.save(tmp_path / "m")
+    info = json.loads((tmp_path / "m" / "model.json").read_text())
+    assert "device" not in info["params"]
+    info["params"]["device"] = "cuda"  # as it was saved before
+    (tmp_path / "m" / "model.json").write_text(json.dumps(info))
+    (tmp_path / "m" / "checksums.json").unlink()
+    for loaded in (mipl.load(tmp_path / "m"), CDLClassifier.load(tmp_path / "m", device="cpu")):
+        np.testing.assert_array_equal(loaded.predict_proba(gaussian), model.predict_proba(gaussian))
+    assert mipl.load(tmp_path / "m").device == "auto"
+    assert mipl.load(tmp_path / "m", device="cpu").device == "cpu"
+    for name in ("abacus", "cuda:99"):
+        with pytest.raises(SettingError, match=f"This machine has no device '{name}'"):
+            mipl.load(tmp_path / "m", device=name)
 
 
 def test_weights_of_another_width_are_refused(gaussian, tmp_path):
@@ -292,6 +334,7 @@ def test_weights_of_another_width_are_refused(gaussian, tmp_path):
     info = json.loads((tmp_path / "m" / "model.json").read_text())
     info["method"]["width"] = 8
     (tmp_path / "m" / "model.json").write_text(json.dumps(info))
+    (tmp_path / "m" / "checksums.json").unlink()
     with pytest.raises(StorageError, match="size mismatch"):
         mipl.load(tmp_path / "m")
 

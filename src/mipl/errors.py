@@ -26,6 +26,10 @@ class TrainingError(MiplError, RuntimeError):
     """Training that cannot go on."""
 
 
+class MiplNotice(UserWarning):
+    """What a user should know although the work goes on; the command line prints it as a note."""
+
+
 def suggest(name: object, known: Iterable[object]) -> str:
     """Return ' Did you mean …?' or, when nothing is near, the list of what is known."""
     options = [str(option) for option in known]

@@ -13,8 +13,6 @@ import numpy as np
 import sklearn.exceptions
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import nn
 
@@ -24,7 +22,6 @@ from mipl.data.bags import Bags, as_bags
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.data.candidates import label_array
 from mipl.errors import DataError, MiplError, SettingError, StorageError, suggest
-from mipl.files import atomic_folder, read_json, write_json
 from mipl.methods import METHODS, Method
 from mipl.methods.cdl import CDL
 from mipl.nn.encoders import Standardize
@@ -34,6 +31,7 @@ from mipl.seeding import seed_for
 from mipl.training.checks import check_features, check_training
 from mipl.training.crossfit import mean_log_proba
 from mipl.training.fit import Build, Fitted, fit_network
+from mipl.training.model_folder import ModelFolder, write_model
 from mipl.training.parallel import Alone, Group, device_named
 from mipl.training.progress import Report, progress_bar
 from mipl.training.recipe import RECIPE_VERSION, Recipe, make_recipe
@@ -42,7 +40,6 @@ from mipl.training.scaling import fit_scaling
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-MODEL_FORMAT = "mipl-model-1"
 FloatArray = NDArray[np.float64]
 Self = TypeVar("Self", bound="BagClassifier")
 
@@ -300,11 +297,14 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # ---- files -------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
-        """Write the model as a folder of weights and ``model.json``; an older model is replaced whole."""
+        """Write the model as a folder of weights, ``model.json`` and checksums.
+
+        An older model is replaced in one step. The device is not saved: :meth:`load` chooses one.
+        """
         self._check_fitted()
-        params = {name: value for name, value in self.get_params(deep=False).items() if name != "encoder"}
+        own = self.get_params(deep=False)
+        params = {name: value for name, value in own.items() if name not in ("encoder", "device")}
         info = {
-            "format": MODEL_FORMAT,
             "class": type(self).__name__,
             "params": params,
             "custom_encoder": self.encoder is not None,
@@ -319,27 +319,25 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "out_of_fold": self.out_of_fold_,
             "versions": mipl.versions(),
         }
-        with atomic_folder(Path(folder), "model.json") as temporary:
-            state = {name: value.cpu().contiguous() for name, value in self.network_.state_dict().items()}
-            (temporary / "model.safetensors").write_bytes(save(state))
-            write_json(temporary / "model.json", info)
-            if self.calibration_ is not None:
-                self.calibration_.save(temporary)
+        write_model(Path(folder), info, self.network_, self.calibration_)
 
     @classmethod
-    def load(cls: type[Self], folder: str | Path, *, encoder: nn.Module | None = None) -> Self:
-        """Read a model written by :meth:`save`; a model with its own encoder needs that module again."""
-        folder = Path(folder)
-        if not (folder / "model.json").is_file():
-            raise StorageError(f"{folder} is not a model folder: it holds no model.json.")
-        info = read_json(folder / "model.json", MODEL_FORMAT)
+    def load(
+        cls: type[Self], folder: str | Path, *, encoder: nn.Module | None = None, device: str = "auto"
+    ) -> Self:
+        """Read a model written by :meth:`save`; a model with its own encoder needs that module again.
+
+        ``device``: where to predict: auto, cpu or cuda, wherever the model was trained.
+        """
+        stored = ModelFolder.read(Path(folder))
+        info = stored.info
         if info.get("custom_encoder") and encoder is None:
             raise SettingError(
                 f"{folder} was trained with an encoder of its own: pass it again, load(…, encoder=module)."
             )
         try:
             maker = {known.__name__: known for known in (BagClassifier, CDLClassifier)}[info["class"]]
-            model = maker(**info["params"], encoder=encoder)
+            model = maker(**{**info["params"], "encoder": encoder, "device": device})
             if not isinstance(model, cls):
                 raise SettingError(f"{folder} holds a {info['class']}, not a {cls.__name__}: use mipl.load.")
             model.classes_ = np.array(info["classes"])
@@ -353,15 +351,15 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 for _ in range(model.recipe_.ensemble)
             ]
             model.network_ = Ensemble(networks) if len(networks) > 1 else networks[0]
-            model.network_.load_state_dict(load_file(folder / "model.safetensors"))
-            model.calibration_ = Calibration.load(folder, len(model.classes_))
-        except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
+            stored.restore(model.network_)
+            model.calibration_ = stored.calibration(len(model.classes_))
+        except (KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
             if isinstance(error, MiplError):
                 raise
             raise StorageError(
                 f"{folder} is damaged or incomplete ({type(error).__name__}: {error})."
             ) from error
-        model.network_.eval().to(device_named(model.device))
+        model.network_.eval().to(device_named(device))
         return model
 
 
@@ -424,6 +422,6 @@ def list_methods() -> list[str]:
     return list(METHODS)
 
 
-def load(folder: str | Path, *, encoder: nn.Module | None = None) -> BagClassifier:
-    """Return the trained classifier that was saved in ``folder``."""
-    return BagClassifier.load(folder, encoder=encoder)
+def load(folder: str | Path, *, encoder: nn.Module | None = None, device: str = "auto") -> BagClassifier:
+    """Return the trained classifier that was saved in ``folder``; see :meth:`BagClassifier.load`."""
+    return BagClassifier.load(folder, encoder=encoder, device=device)

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from mipl.errors import MiplNotice
 from mipl.records.spec import RunSpec
 from mipl.records.store import Store
 from mipl.records.summary import summarise
@@ -74,16 +75,24 @@ def test_a_damaged_record_is_found_and_replaced(damage, tmp_path):
     store = Store(tmp_path)
     put(store, SPEC)
     damages()[damage](tmp_path / SPEC.hash)
-    assert store.get(SPEC) is None
-    assert list(store) == []
+    for file in ("", "checksums.json"):  # a record written before there were checksums has none
+        if file:
+            (tmp_path / SPEC.hash / file).unlink()
+        with pytest.warns(MiplNotice, match=f"{SPEC.hash}.*The record is left out: delete its folder"):
+            assert store.get(SPEC) is None
+        with pytest.warns(MiplNotice, match=SPEC.hash):
+            assert list(store) == []
     put(store, SPEC, accuracy=0.75)
     assert store.get(SPEC).metrics["accuracy"] == 0.75
     assert [p.name for p in tmp_path.iterdir()] == [SPEC.hash]
 
 
+@pytest.mark.filterwarnings("ignore::mipl.errors.MiplNotice")
 def test_one_changed_byte_of_the_arrays_is_found_or_harmless(tmp_path):
+    """Of a record that was written before there were checksums."""
     store = Store(tmp_path)
     arrays = put(store, SPEC)
+    (tmp_path / SPEC.hash / "checksums.json").unlink()
     file = tmp_path / SPEC.hash / "predictions.npz"
     whole = file.read_bytes()
     found = 0
@@ -120,7 +129,9 @@ def test_a_single_run_has_no_standard_deviation(tmp_path):
     assert (row["runs"], row["accuracy_std"], row["ece_std"]) == (1, None, None)
 
 
-@pytest.mark.parametrize("changes", [{"data_digest": "d2"}, {"recipe_version": 2}])
+@pytest.mark.parametrize(
+    "changes", [{"data_digest": "d2"}, {"recipe_version": 2}, {"recipe_settings": {"epochs": 4}}]
+)
 def test_other_data_and_other_versions_are_rows_of_their_own(changes, tmp_path):
     store = Store(tmp_path)
     put(store, SPEC, 0.5)

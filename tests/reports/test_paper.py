@@ -172,7 +172,7 @@ def test_the_diagram_joins_exactly_what_is_not_told_apart():
 def test_bars_and_lines_stand_where_their_numbers_are():
     with figures.style():
         figure = bar_panels(
-            [("t", "y", {"a": [(50.0, 2.0), None], "b": [(30.0, float("nan")), (90.0, 1.0)]})],
+            [("t", "y", {"a": [(50.0, 2.0), None], "b": [(30.0, None), (90.0, 1.0)]})],
             [["g", "h"]], {"a": {"facecolor": "red"}, "b": {"facecolor": "blue"}}, columns=1,
         )  # fmt: skip
         (ax,) = figure.axes

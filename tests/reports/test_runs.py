@@ -40,7 +40,18 @@ def test_only_what_was_asked_for_is_used(store):
     assert mean.std == pytest.approx(abs(values[0] - values[1]) / math.sqrt(2))
     with_epochs = Runs(store, epochs=5)
     assert with_epochs.mean(BIRD, "ece").runs == 1
-    assert math.isnan(with_epochs.mean(BIRD, "ece").std)
+    assert with_epochs.mean(BIRD, "ece").std is None
+
+
+def test_obsolete_runs_are_never_averaged_with_current_ones(store):
+    for split in (1, 2, 3):
+        record(store.root, "birdsong-mipl", 1, "sam-cn", split, recipe_version=2)
+        record(store.root, "birdsong-mipl", 1, "miplma", split, recipe_version=2)
+    new = record(store.root, "birdsong-mipl", 1, "sam-cn", 1, recipe_version=3)
+    runs = Runs(store)
+    assert [found.info["hash"] for found in runs.of(BIRD)] == [new.hash]
+    assert runs.mean(BIRD, "accuracy").std is None
+    assert runs.gain(BIRD, replace(BIRD, method="miplma"), "accuracy") is None
     assert Runs(store, splits=[2]).mean(BIRD, "accuracy").runs == 1
 
 

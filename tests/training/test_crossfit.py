@@ -16,10 +16,9 @@ from mipl.calibration.scaling import ENSEMBLE_RANGE, ensemble_scaling
 from mipl.data.bags import Bags
 from mipl.data.benchmarks import digits_vectors, gaussian_bags
 from mipl.data.splits import stratified_split
-from mipl.errors import SettingError
+from mipl.errors import MiplNotice, SettingError
 from mipl.methods import METHODS
 from mipl.nn.encoders import FeatureEncoder, Projection, Standardize
-from mipl.training.checks import MiplNotice
 from mipl.training.crossfit import (
     LEFT_OUT,
     can_be_stacked,

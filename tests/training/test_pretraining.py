@@ -13,10 +13,10 @@ from sklearn.decomposition import PCA
 from mipl import load, make_classifier
 from mipl.data.batch import BagLoader
 from mipl.data.benchmarks import digits_mipl
+from mipl.errors import MiplNotice
 from mipl.methods import METHODS
 from mipl.nn.encoders import FeatureEncoder, ImageEncoder
 from mipl.seeding import rng_for
-from mipl.training.checks import MiplNotice
 from mipl.training.crossfit import learns_from
 from mipl.training.parallel import Alone
 from mipl.training.pretraining import (

@@ -217,6 +217,18 @@ def test_a_damaged_checkpoint_is_refused(gaussian, tmp_path):
         single(epochs=1).fit(gaussian, checkpoint=tmp_path)
 
 
+def test_a_changed_bit_of_a_checkpoint_is_refused(gaussian, tmp_path):
+    single(epochs=1).fit(gaussian, checkpoint=tmp_path)
+    (file,) = tmp_path.rglob("checkpoint.safetensors")
+    whole = file.read_bytes()
+    for place in (-1, -len(whole) // 3, whole.index(b'"epoch":"1"') + 9):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        file.write_bytes(changed)
+        with pytest.raises(StorageError, match=r"it differs from its checksum.*delete it to train"):
+            single(epochs=1).fit(gaussian, checkpoint=tmp_path)
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_a_process_that_is_stopped_resumes_to_the_same_model(end, gaussian, tmp_path):
     """A real process is trained, stopped in the middle by a real signal, and started again."""

@@ -15,7 +15,7 @@ from mipl.data.bags import Bags
 from mipl.data.candidates import candidate_matrix, label_array
 from mipl.data.splits import one_per_group, random_split
 from mipl.errors import DataError, SettingError, StorageError, suggest
-from mipl.files import read_json, write_json
+from mipl.files import parse_json, write_json
 from mipl.seeding import rng_for
 
 FORMAT = "mipl-calibration-1"
@@ -43,11 +43,9 @@ class Calibration:
         write_json(folder / FILE, {"format": FORMAT, **dataclasses.asdict(self)})
 
     @classmethod
-    def load(cls, folder: Path, k: int) -> Calibration | None:
-        """Read what :meth:`save` wrote for k classes; None where a model has no such file."""
-        if not (folder / FILE).exists():
-            return None
-        content = read_json(folder / FILE, FORMAT)
+    def parse(cls, text: bytes, path: Path, k: int) -> Calibration:
+        """Return the calibration for k classes that :meth:`save` wrote and that was read from ``path``."""
+        content = parse_json(text, path, FORMAT)
         try:
             scaling, conformal = content["scaling"], content["conformal"]
             return cls(
@@ -58,7 +56,7 @@ class Calibration:
                 None if conformal is None else Conformal.from_dict(conformal, k),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise StorageError(f"{folder / FILE} is damaged ({type(error).__name__}: {error}).") from error
+            raise StorageError(f"{path} is damaged ({type(error).__name__}: {error}).") from error
 
 
 def calibrate(

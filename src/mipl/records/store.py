@@ -1,4 +1,4 @@
-"""Folders of finished runs: ``<hash>/record.json`` and ``<hash>/predictions.npz``, whole or not there.
+"""Folders of finished runs: ``<hash>/record.json``, its predictions and checksums, whole or not there.
 
 A folder may also hold packed runs (records/pack.py), which are read in the same way.
 """
@@ -6,7 +6,9 @@ A folder may also hold packed runs (records/pack.py), which are read in the same
 from __future__ import annotations
 
 import dataclasses
-import shutil
+import io
+import re
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,11 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mipl.errors import StorageError
-from mipl.files import atomic_folder, read_json, write_json
+from mipl.errors import MiplNotice, StorageError
+from mipl.files import ASIDE, atomic_folder, parse_json, read_folder, write_checksums, write_json
 from mipl.records.spec import RunSpec
 
 FORMAT = "mipl-record-1"
+INFO, PREDICTIONS = "record.json", "predictions.npz"
 ARRAYS = ("ids", "probabilities", "labels")
 # What a record has besides, some of it only where a run was asked for it: it decides no result.
 EXTRAS = {
@@ -35,11 +38,16 @@ DAMAGE = (
     ValueError,
     KeyError,
     TypeError,
+    AttributeError,
     EOFError,
     RuntimeError,
     zipfile.BadZipFile,
     zlib.error,
 )
+
+
+# The folder of a run, or where it stands for a moment while another replaces it.
+RECORD_FOLDER = re.compile(rf"([^.].*)|\.(.+)\.[0-9a-f]{{12}}{re.escape(ASIDE)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +96,8 @@ class Store:
         self.root = root
 
     def get(self, spec: RunSpec) -> Record | None:
-        """Return the finished run of this spec, or None where there is none or it is damaged."""
-        try:
-            return self._read(self.root / spec.hash)
-        except StorageError:
-            return None
+        """Return the finished run of this spec, or None where there is none; a notice names a damaged one."""
+        return self._read_or_warn(spec.hash)
 
     def has(self, spec: RunSpec, extras: Iterable[str] = ()) -> bool:
         """Tell whether there is a finished run of this spec that holds some ``EXTRAS``."""
@@ -101,47 +106,68 @@ class Store:
 
     def put(self, spec: RunSpec, info: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write a finished run; one of the same spec, damaged or with fewer extras, is replaced."""
-        folder = self.root / spec.hash
-        if folder.exists() and self.get(spec) is None:
-            shutil.rmtree(folder)
-        with atomic_folder(folder, "record.json") as temporary:
-            np.savez_compressed(temporary / "predictions.npz", allow_pickle=False, **arrays)
+        content = io.BytesIO()  # first: Python's own write says why it failed, for example on a full disk
+        np.savez_compressed(content, allow_pickle=False, **arrays)
+        with atomic_folder(self.root / spec.hash, marker=None) as temporary:
+            (temporary / PREDICTIONS).write_bytes(content.getvalue())
             write_json(
-                temporary / "record.json",
-                {"format": FORMAT, "hash": spec.hash, "spec": spec.to_dict(), **info},
+                temporary / INFO, {"format": FORMAT, "hash": spec.hash, "spec": spec.to_dict(), **info}
             )
+            write_checksums(temporary)
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield every sound record, in the order of the hashes, packed ones (records/pack.py) at the end.
+        """Yield every sound record, in the order of the hashes, then packed ones (records/pack.py).
 
-        Damaged folders are passed over.
+        A notice names every damaged one.
         """
         from mipl.records.pack import is_pack, read_pack  # which needs the records of this module
 
-        for folder in sorted(self.root.iterdir()) if self.root.is_dir() else ():
-            if (folder / "record.json").is_file():
-                try:
-                    yield self._read(folder)
-                except StorageError:
-                    continue
+        entries = (entry.name for entry in self.root.iterdir()) if self.root.is_dir() else ()
+        names = {match[1] or match[2] for entry in entries if (match := RECORD_FOLDER.fullmatch(entry))}
+        for name in sorted(names):
+            record = self._read_or_warn(name)
+            if record is not None:
+                yield record
         if is_pack(self.root):
-            yield from (
-                record for record in read_pack(self.root) if not (self.root / record.info["hash"]).is_dir()
-            )
+            yield from (record for record in read_pack(self.root) if record.info["hash"] not in names)
 
-    def _read(self, folder: Path) -> Record:
-        info = read_json(folder / "record.json")
+    def _read_or_warn(self, name: str) -> Record | None:
         try:
-            with np.load(folder / "predictions.npz", allow_pickle=False) as stored:
+            return self._read(self.root / name)
+        except StorageError as error:
+            warn_of(error)
+            return None
+
+    def _read(self, folder: Path) -> Record | None:
+        files = read_folder(folder, (INFO, PREDICTIONS))
+        if not files:
+            return None
+        try:
+            info = parse_json(files[INFO], folder / INFO, FORMAT)
+            with np.load(io.BytesIO(files[PREDICTIONS]), allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
             sound = (
-                info["format"] == FORMAT
-                and RunSpec(**info["spec"]).hash == info["hash"] == folder.name
+                RunSpec(**info["spec"]).hash == info["hash"] == folder.name
                 and len({len(arrays[name]) for name in ARRAYS}) == 1
-                and isinstance(info["metrics"], dict)
+                and all(map(_is_number, (*info["metrics"].values(), *info["seconds"].values())))
+                and all(isinstance(info.get(name, {}), dict) for name in ("given", "data"))
             )
+        except StorageError:
+            raise
+        except KeyError as error:
+            raise StorageError(f"{folder} is damaged: it holds no {error.args[0]}.") from error
         except DAMAGE as error:
             raise StorageError(f"{folder} is damaged: {error}.") from error
         if not sound:
             raise StorageError(f"{folder} does not hold the run that its name says.")
         return Record(info, arrays)
+
+
+def warn_of(error: object) -> None:
+    """Warn that a record is left out because it is damaged."""
+    text = f"{error} The record is left out: delete its folder, or make the run again."
+    warnings.warn(text, MiplNotice, stacklevel=4)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -15,7 +15,8 @@ from mipl.records.store import Record
 def summarise(records: Iterable[Record]) -> list[dict[str, Any]]:
     """Return a row for each data set, r, kind of splits, method, recipe and settings or share given.
 
-    Data sets of one name and different digests have rows of their own, and so have versions of a recipe.
+    Data sets of one name and different digests have rows of their own, and so have versions of a recipe and
+    settings that differ although the same were given, because a default has changed between the runs.
     A row has the number of runs, mean and standard deviation of accuracy and ECE in percent (None for a
     single run), the worst split's accuracy, the highest confidence and the mean seconds of training. A run
     that was made alone and together with other splits counts once, alone.
@@ -25,7 +26,13 @@ def summarise(records: Iterable[Record]) -> list[dict[str, Any]]:
         settings = dict(record.info.get("given", {})) | ({"share": record.share} if record.share < 1 else {})
         given = ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
         names = ("dataset", "r", "data_digest", "splits", "method", "recipe")
-        key = (*(record.spec[name] for name in names), record.recipe_version, given)
+        used = [record.spec[name] for name in ("hyper_parameters", "recipe_settings")]
+        key = (
+            *(record.spec[name] for name in names),
+            record.recipe_version,
+            given,
+            json.dumps(used, sort_keys=True),
+        )
         alone = {name: value for name, value in record.spec.items() if name != "together"}
         groups.setdefault(key, {})[json.dumps(alone, sort_keys=True)] = record
     return [
@@ -35,7 +42,7 @@ def summarise(records: Iterable[Record]) -> list[dict[str, Any]]:
 
 
 def _row(key: tuple[Any, ...], members: list[Record]) -> dict[str, Any]:
-    dataset, r, digest, splits, method, recipe, version, given = key
+    dataset, r, digest, splits, method, recipe, version, given, _ = key
     accuracy = 100 * np.array([member.metrics["accuracy"] for member in members])
     ece = 100 * np.array([member.metrics["expected_calibration_error"] for member in members])
     return {
@@ -49,15 +56,15 @@ def _row(key: tuple[Any, ...], members: list[Record]) -> dict[str, Any]:
         "given": given,
         "runs": len(members),
         "accuracy": float(accuracy.mean()),
-        "accuracy_std": _std(accuracy),
+        "accuracy_std": sample_std(accuracy),
         "accuracy_min": float(accuracy.min()),
         "ece": float(ece.mean()),
-        "ece_std": _std(ece),
+        "ece_std": sample_std(ece),
         "highest_confidence": float(max(member.arrays["probabilities"].max() for member in members)),
         "seconds": float(np.mean([member.info["seconds"]["fit"] for member in members])),
     }
 
 
-def _std(values: NDArray[np.float64]) -> float | None:
+def sample_std(values: NDArray[np.float64]) -> float | None:
     """Return the sample standard deviation, or None: a single value has none."""
     return float(values.std(ddof=1)) if len(values) > 1 else None

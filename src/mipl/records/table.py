@@ -13,7 +13,7 @@ import pyarrow.parquet
 
 from mipl.errors import SettingError, StorageError
 from mipl.files import atomic_file
-from mipl.records.store import Record, Store
+from mipl.records.store import Record, Store, warn_of
 
 COLUMNS = {
     "hash": pa.string(),
@@ -42,13 +42,14 @@ COLUMNS = {
 def load_table(records: Path | str | Iterable[Record]) -> pa.Table:
     """Return every sound record of a folder as one table, a row a run, its metrics the last columns.
 
+    A damaged record is left out, and a notice names it.
     ``load_table("runs").to_pandas()`` is the table in pandas, ``pyarrow.parquet.write_table`` keeps it.
     """
     if isinstance(records, str | Path):
         if not Path(records).is_dir():
             raise StorageError(f"{records} is not a folder of records.")
         records = Store(Path(records))
-    rows = [_row(record) for record in records]
+    rows = [row for record in records if (row := _row(record)) is not None]
     metrics = sorted({name for _, measured in rows for name in measured})
     schema = pa.schema([*COLUMNS.items(), *((name, pa.float64()) for name in metrics)])
     return pa.Table.from_pylist([{**row, **measured} for row, measured in rows], schema=schema)
@@ -64,8 +65,11 @@ def write_table(records: Iterable[Record], path: Path) -> None:
         writers[path.suffix](table, temporary)
 
 
-def _row(record: Record) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return what a run was and took, and its metrics; what an older record does not say is null."""
+def _row(record: Record) -> tuple[dict[str, Any], dict[str, float]] | None:
+    """Return what a run was and took, and its metrics; what an older record does not say is null.
+
+    None where a value is of another type than its column, as in a damaged record without checksums.
+    """
     info = record.info
     seconds, data = info.get("seconds", {}), info.get("data", {})
     row = {
@@ -83,4 +87,9 @@ def _row(record: Record) -> tuple[dict[str, Any], dict[str, float]]:
         "parameters": info.get("parameters"),
         "flops": info.get("flops"),
     }
+    try:
+        pa.RecordBatch.from_pylist([row], schema=pa.schema(COLUMNS.items()))
+    except (pa.ArrowException, OverflowError) as error:
+        warn_of(f"The record {info['hash']} is damaged: {error}.")
+        return None
     return row, record.metrics

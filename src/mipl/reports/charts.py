@@ -38,7 +38,8 @@ CLASS_LOOKS = (
 
 Panel = tuple[str, str, ReliabilityCurve | None]  # title, line below it, curve
 Cloud = tuple[str, str, tuple[npt.NDArray[Any], npt.NDArray[Any]] | None]  # title, line, points and labels
-Point = tuple[float, float] | None  # mean and deviation in percent; None where there is no run
+# mean and standard deviation (None for a single run) in percent; None where there is no run
+Point = tuple[float, float | None] | None
 
 
 def look(method: str) -> dict[str, Any]:
@@ -204,7 +205,7 @@ def line_panels(
             there = [(at, *point) for at, point in zip(x, points, strict=True) if point is not None]
             if not there:
                 continue
-            at, mean, std = np.array(there).T
+            at, mean, std = np.array(there, dtype=np.float64).T  # None, a single run's, as NaN
             style = look(name.lower())
             ax.plot(at, mean, linewidth=1.6, markersize=4.5, markeredgecolor="white", label=name, **style)
             if np.isfinite(std).any():
@@ -254,11 +255,11 @@ def bar_panels(
                     mean, std = point
                     at = group + (place - (len(bars) - 1) / 2) * wide
                     ax.bar(at, mean, wide * 0.94, linewidth=0.5, **looks[name])
-                    if math.isfinite(std):
+                    if std is not None:
                         ax.errorbar(at, mean, std, color=INK, linewidth=0.8, capsize=1.6)
                     if numbers:
                         ax.annotate(
-                            f"{mean:{numbers}}", (at, mean + np.nan_to_num(std)), (0, 1.5),
+                            f"{mean:{numbers}}", (at, mean + (std or 0.0)), (0, 1.5),
                             textcoords="offset points", ha="center", va="bottom", fontsize=6.5, rotation=90,
                         )  # fmt: skip
         if not ax.patches:
@@ -270,7 +271,7 @@ def bar_panels(
         ax.grid(axis="y", color=GRID)
     for row in range(rows):  # panels of a row share their scale, which must not be fixed by the first
         drawn = [bars for _, _, bars in panels[row * columns : (row + 1) * columns]]
-        ends = [p[0] + np.nan_to_num(p[1]) for bars in drawn for line in bars.values() for p in line if p]
+        ends = [p[0] + (p[1] or 0.0) for bars in drawn for line in bars.values() for p in line if p]
         axes[row, 0].set_ylim(0, (1.16 if numbers else 1.06) * max(ends, default=1.0))
     handles = [Patch(linewidth=0.5, **looks[name]) for name in names]
     figure.legend(handles, names, loc="outside upper left", ncols=math.ceil(len(names) / lines), fontsize=8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -168,7 +167,7 @@ def value_of(runs: Runs, want: Want, metric: str, mean: Mean | None, gained: flo
         "metric": metric,
         "runs": 0 if mean is None else mean.runs,
         "mean": "" if mean is None else round(mean.mean, 4),
-        "std": "" if mean is None or math.isnan(mean.std) else round(mean.std, 4),
+        "std": "" if mean is None or mean.std is None else round(mean.std, 4),
         "gain_over_baseline": "" if gained is None else round(gained, 4),
         "paper_mean": "" if paper is None else paper[0],
         "paper_std": "" if paper is None else paper[1],

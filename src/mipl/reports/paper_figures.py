@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from mipl import metrics
 from mipl.metrics.statistics import critical_difference, friedman
+from mipl.records.summary import sample_std
 from mipl.reports import charts
 from mipl.reports.claims import BASELINE, EVERY, OURS, Sets, claims_table
 from mipl.reports.figures import BLUE, MUTED, VERMILLION
@@ -169,7 +169,7 @@ def draw_top_share(item: Item, name: str, runs: Runs) -> Product:
         lines: dict[str, list[charts.Point]] = {title: [None] * len(SHARES) for title in found}
         for title, points in found.items():
             for i, point in enumerate(points):
-                lines[title][i] = (100 * point[metric].mean(), _std(100 * point[metric]))
+                lines[title][i] = (100 * point[metric].mean(), sample_std(100 * point[metric]))
         panels.append(("", LABEL[metric], lines))
     figure = charts.line_panels(panels, SHARES, ("most confident predictions kept, in %",))
     rows = [
@@ -317,10 +317,6 @@ def _percent(points: Sequence[dict[str, Any]], i: int) -> Cell:
     if not points:
         return Cell("–")
     return Cell(f"{100 * points[i]['accuracy'].mean():.2f} / {100 * points[i]['ece'].mean():.2f}")
-
-
-def _std(values: npt.NDArray[np.float64]) -> float:
-    return float(values.std(ddof=1)) if len(values) > 1 else float("nan")
 
 
 def _tests(runs: Runs) -> list[tuple[str, str, str, Any, list[str]]]:

@@ -11,12 +11,13 @@ from sklearn.manifold import TSNE
 from sklearn.metrics import silhouette_score
 
 from mipl.records.store import Record
+from mipl.records.summary import sample_std
 from mipl.reports import charts
 from mipl.reports.claims import BASELINE, baseline_of
 from mipl.reports.paper import FAMILIES, NINE, Item, Product, cell_of, notes_of, printed, value_of
 from mipl.reports.paper_figures import bar_look, figure_notes
 from mipl.reports.runs import Runs, Settings, Want, mark_of, method_title, set_title
-from mipl.reports.tables import Cell, Table
+from mipl.reports.tables import Cell, Table, number
 from mipl.seeding import seed_for
 
 SHARES = tuple(round(0.1 * i, 1) for i in range(1, 11))
@@ -84,8 +85,7 @@ def draw_probabilities(item: Item, name: str, runs: Runs) -> Product:
         found = np.array([_by_kind(record) for record in runs.of(want)]).reshape(-1, 4)
         points: list[charts.Point] = [None] * 4
         if len(found):
-            std = found.std(axis=0, ddof=1) if len(found) > 1 else np.full(4, np.nan)
-            points = list(zip(found.mean(axis=0).tolist(), std.tolist(), strict=True))
+            points = [(float(column.mean()), sample_std(column)) for column in found.T]
         bars[method_title(method)] = points[:3]
         rows.append([Cell(method_title(method)), *(_share(point) for point in points)])
         for kind, point in zip((*KINDS, "false-positive share"), points, strict=True):
@@ -122,8 +122,7 @@ def _by_kind(record: Record) -> tuple[float, ...]:
 def _share(point: charts.Point) -> Cell:
     if point is None:
         return Cell("–")
-    mean, std = point
-    return Cell(f"{mean:.3f}" if np.isnan(std) else f"{mean:.3f}±{std:.3f}")
+    return Cell(number(*point, digits=3))
 
 
 def draw_run_time(item: Item, name: str, runs: Runs) -> Product:
@@ -145,7 +144,7 @@ def draw_run_time(item: Item, name: str, runs: Runs) -> Product:
     for place, label in enumerate(("training, s per epoch", "testing, s")):
         for attention, family in zip(BASELINE, FAMILIES, strict=True):
             lines: dict[str, list[charts.Point]] = {
-                method_title(m): [None if t is None else (t[place], np.nan) for t in times[m]] for m in family
+                method_title(m): [None if t is None else (t[place], None) for t in times[m]] for m in family
             }
             panels.append((attention.upper() if place == 0 else "", label, lines))
     percent = [round(100 * share) for share in SHARES]

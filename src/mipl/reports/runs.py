@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mipl.records.store import Record
+from mipl.records.summary import sample_std
 
 KINDS = ("stratified", "official")  # splits that a table may use
 METRICS = {"accuracy": "accuracy", "ece": "expected_calibration_error"}
@@ -41,7 +41,7 @@ class Mean:
     """A metric over the splits of a :class:`Want`, in percent."""
 
     mean: float
-    std: float  # NaN for a single split
+    std: float | None  # None for a single split
     runs: int
 
 
@@ -93,8 +93,10 @@ class Runs:
             if needed:
                 self.missing[want] = None
             return []
-        # Bags built with another seed are other data, and the authors' splits are other splits: the mean is
-        # of what most runs have.
+        # Obsolete runs are never averaged with current ones. Bags built with another seed are other data, and
+        # the authors' splits are other splits: the mean is of what most runs have.
+        latest = max(record.recipe_version for record in found)
+        found = [record for record in found if record.recipe_version == latest]
         kinds = [(record.spec["data_digest"], record.spec["splits"]) for record in found]
         most = max(sorted(set(kinds)), key=kinds.count)
         ordered = sorted(found, key=lambda record: len(record.spec.get("together", ())), reverse=True)
@@ -112,15 +114,16 @@ class Runs:
         if not found:
             return None
         values = 100 * np.array([record.metrics[METRICS[metric]] for record in found])
-        return Mean(
-            float(values.mean()), float(values.std(ddof=1)) if len(found) > 1 else math.nan, len(found)
-        )
+        return Mean(float(values.mean()), sample_std(values), len(found))
 
     def gain(self, want: Want, base: Want, metric: str) -> float | None:
         """Return how much better the runs of ``want`` are, in points, on the splits that ``base`` has too."""
         ours, theirs = (
             {
-                tuple(record.spec[name] for name in ("data_digest", "splits", "split")): record
+                (
+                    record.recipe_version,
+                    *(record.spec[name] for name in ("data_digest", "splits", "split")),
+                ): record
                 for record in self.of(each)
             }
             for each in (want, base)

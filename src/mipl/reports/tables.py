@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -36,9 +35,9 @@ class Table:
         }
 
 
-def number(mean: float, std: float = math.nan) -> str:
-    """Return a mean with its deviation, where there is one."""
-    return f"{mean:.2f}" if math.isnan(std) else f"{mean:.2f}±{std:.2f}"
+def number(mean: float, std: float | None = None, digits: int = 2) -> str:
+    """Return a mean with its standard deviation, where there is one."""
+    return f"{mean:.{digits}f}" + ("" if std is None else f"±{std:.{digits}f}")
 
 
 def markdown(table: Table) -> str:

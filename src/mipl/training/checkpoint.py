@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,10 +49,12 @@ def save_checkpoint(
         tensors |= {f"optimizer.{i}.{name}": value for name, value in state.items() if value is not None}
     tensors |= {f"memory.{name}": value for name, value in table.memory.items()}
     tensors |= joined
+    tensors = {name: value.contiguous() for name, value in tensors.items()}
     metadata = {"spec": json.dumps(spec, sort_keys=True), "epoch": str(epoch), "history": json.dumps(history)}
+    metadata |= {"sha256": _sha256(metadata, tensors)}
     with atomic_file(folder / FILE) as temporary:
         # bytes first: Python's own write says why it failed, for example on a full disk
-        temporary.write_bytes(save({name: value.contiguous() for name, value in tensors.items()}, metadata))
+        temporary.write_bytes(save(tensors, metadata))
 
 
 def last_epoch(folder: Path) -> int:
@@ -82,6 +85,9 @@ def load_checkpoint(
             metadata = stored.metadata() or {}
             for name in stored.keys():  # noqa: SIM118 (not a mapping)
                 tensors[name] = stored.get_tensor(name)
+        # a checkpoint written before there were checksums has none
+        if metadata.pop("sha256", None) not in (None, _sha256(metadata, tensors)):
+            raise ValueError("it differs from its checksum")
         found, epoch, history = (
             json.loads(metadata["spec"]),
             int(metadata["epoch"]),
@@ -112,3 +118,13 @@ def load_checkpoint(
         if name.startswith("memory."):
             table.memory[name.removeprefix("memory.")] = value.to(table.weights.device)
     return epoch, history
+
+
+def _sha256(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """Return the checksum of the names, types, shapes and values of a checkpoint."""
+    found = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu()
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

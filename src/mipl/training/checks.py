@@ -8,11 +8,7 @@ import warnings
 import numpy as np
 
 from mipl.data.bags import Bags
-from mipl.errors import DataError
-
-
-class MiplNotice(UserWarning):
-    """Something allowed that the user may not have meant."""
+from mipl.errors import DataError, MiplNotice
 
 
 def check_training(bags: Bags) -> None:

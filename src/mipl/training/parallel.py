@@ -58,13 +58,13 @@ def _check_precision(precision: str) -> None:
 
 
 def device_named(name: str) -> torch.device:
-    """Return the device called auto, cpu or cuda."""
+    """Return the device called auto, cpu or cuda; one that this machine lacks is refused."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise SettingError(f"There is no device '{name}': use auto, cpu or cuda.") from error
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, TypeError) as error:  # torch without CUDA raises the second
+        raise SettingError(f"This machine has no device '{name}': use auto, cpu or cuda.") from error
 
 
 class Alone:

@@ -1,0 +1,72 @@
+"""A trained model as a folder: weights, ``model.json``, a calibration if there is one, and checksums."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from mipl.calibration.model import FILE as CALIBRATION
+from mipl.calibration.model import Calibration
+from mipl.errors import StorageError
+from mipl.files import atomic_folder, parse_json, read_folder, write_checksums, write_json
+
+FORMAT = "mipl-model-1"
+INFO = "model.json"
+WEIGHTS = "model.safetensors"
+
+
+def write_model(
+    path: Path, info: dict[str, Any], network: nn.Module, calibration: Calibration | None
+) -> None:
+    """Write a model; an older one is replaced in one step."""
+    state = {name: value.cpu().contiguous() for name, value in network.state_dict().items()}
+    with atomic_folder(path, INFO) as temporary:
+        # bytes first: Python's own write says why it failed, for example on a full disk
+        (temporary / WEIGHTS).write_bytes(save(state))
+        write_json(temporary / INFO, {"format": FORMAT, **info})
+        if calibration is not None:
+            calibration.save(temporary)
+        write_checksums(temporary)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFolder:
+    """The contents of a model's folder, all written by one :func:`write_model`."""
+
+    path: Path
+    info: dict[str, Any]  # of model.json
+    files: dict[str, bytes]
+
+    @classmethod
+    def read(cls, path: Path) -> ModelFolder:
+        """Read a model; a file that differs from its checksum is refused."""
+        files = read_folder(path, (INFO, WEIGHTS, CALIBRATION))
+        if INFO not in files:
+            raise StorageError(f"{path} is not a model folder: it holds no {INFO}.")
+        return cls(path, parse_json(files[INFO], path / INFO, FORMAT), files)
+
+    def restore(self, network: nn.Module) -> None:
+        """Give a network the weights; damaged ones, of another network or not finite, are refused."""
+        try:
+            state: dict[str, Tensor] = load(self.files[WEIGHTS])
+        except (KeyError, SafetensorError) as error:
+            raise StorageError(f"{self.path / WEIGHTS} is damaged or incomplete ({error}).") from error
+        network.load_state_dict(state)
+        for name, value in state.items():
+            if not torch.isfinite(value).all():
+                raise StorageError(
+                    f"{self.path / WEIGHTS} is damaged: '{name}' is not finite. "
+                    "Restore the folder from a copy, or train the model again."
+                )
+
+    def calibration(self, k: int) -> Calibration | None:
+        """Return the calibration for k classes, or None where the model has none."""
+        if CALIBRATION not in self.files:
+            return None
+        return Calibration.parse(self.files[CALIBRATION], self.path / CALIBRATION, k)
