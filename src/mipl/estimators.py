@@ -29,9 +29,9 @@ from mipl.methods import METHODS, Method
 from mipl.methods.cdl import CDL
 from mipl.nn.encoders import Standardize
 from mipl.nn.network import BagNetwork, Ensemble, Output, members_of
-from mipl.registry import restored, settings_of
+from mipl.registry import plain, restored, settings_of
 from mipl.seeding import seed_for
-from mipl.training.checks import check_features, check_training
+from mipl.training.checks import Parameters, check_features, check_training
 from mipl.training.crossfit import mean_log_proba
 from mipl.training.fit import Build, Fitted, fit_network
 from mipl.training.parallel import Alone, Group, device_named
@@ -164,9 +164,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         method, recipe = self.parts(bags.provenance)
         check_training(bags)
         assert bags.candidates is not None
-        if self.scale not in ("auto", "none"):
-            raise SettingError(f"scale = {self.scale!r} must be 'auto' or 'none'.")
-        seed = int.from_bytes(os.urandom(4), "big") if self.random_state is None else int(self.random_state)
+        given = Parameters(**{name: getattr(self, name) for name in settings_of(Parameters)})
+        seed = int.from_bytes(os.urandom(4), "big") if given.random_state is None else given.random_state
 
         def build(seed: int, like: nn.Module | None) -> nn.Module:
             with torch.random.fork_rng(devices=[]):
@@ -302,7 +301,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def save(self, folder: str | Path) -> None:
         """Write the model as a folder of weights and ``model.json``; an older model is replaced whole."""
         self._check_fitted()
-        params = {name: value for name, value in self.get_params(deep=False).items() if name != "encoder"}
+        params = {name: plain(value) for name, value in self.get_params().items() if name != "encoder"}
         info = {
             "format": MODEL_FORMAT,
             "class": type(self).__name__,

@@ -206,7 +206,7 @@ def test_the_command_line_takes_a_number_or_the_word():
 
 @pytest.mark.parametrize("trust", [0.0, -1.0, 1.5, float("nan"), "estimated"])
 def test_a_trust_that_is_none_is_refused(trust):
-    with pytest.raises(SettingError, match="above 0 and up to 1, or 'estimate'"):
+    with pytest.raises(SettingError, match=r"trust = .* must be a number in \(0, 1\] or 'estimate'"):
         METHODS["sam-cn"].make(trust=trust)
     with pytest.raises(SettingError, match="elimipl has no setting 'trust'"):
         make_classifier("elimipl", trust=trust)
