@@ -225,10 +225,9 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _member_log_proba(self, bags: Any) -> torch.Tensor:
         """Return log-probabilities (members, m, k) before calibration, in double precision."""
         members = members_of(self.network_)
-        parts = [
-            torch.stack([self.method_.log_proba(net, batch).double().cpu() for net in members])
-            for batch in self._batches(bags)
-        ]
+        parts = [torch.empty(len(members), 0, len(self.classes_), dtype=torch.float64)]  # for no bags
+        for batch in self._batches(bags):
+            parts += [torch.stack([self.method_.log_proba(net, batch).double().cpu() for net in members])]
         log_p = torch.cat(parts, dim=1)
         return log_p - log_p.logsumexp(dim=2, keepdim=True)
 
@@ -246,6 +245,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         bags = as_bags(bags)
         self._check_fitted()
         classes = tuple(self.classes_.tolist())
+        if not len(bags):
+            raise DataError("There is no bag to score.")
         if y is not None and np.ndim(y) == 1:
             truth = label_array(y, classes, bags.ids.tolist())
         elif y is None and bags.labels is not None:
@@ -265,8 +266,9 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def embed(self, bags: Any) -> FloatArray:
         """Return the bags' features z of Eq. 13, (m, L), or (m, members · L) of an ensemble."""
-        every = (torch.cat([each.embedding for each in outputs], dim=1) for _, outputs in self._outputs(bags))
-        return np.concatenate([rows.double().cpu().numpy() for rows in every])
+        every = [torch.cat([each.embedding for each in outputs], dim=1) for _, outputs in self._outputs(bags)]
+        widths = [net.get_parameter("head.weight").shape[1] for net in members_of(self.network_)]
+        return np.concatenate([np.empty((0, sum(widths))), *(rows.double().cpu().numpy() for rows in every)])
 
     def _outputs(self, bags: Any) -> Iterator[tuple[BagBatch, list[Output]]]:
         self._check_fitted()

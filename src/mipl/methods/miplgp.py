@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import os
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mipl import machine
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.errors import SettingError
 from mipl.losses import candidate_log_softmax
@@ -252,9 +251,7 @@ def memory(device: torch.device) -> float:
     """Return the bytes of memory that the device has, or infinity where that cannot be known."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # not on every system
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return math.inf
+    return machine.memory()
 
 
 METHODS.register("miplgp", MIPLGP)
