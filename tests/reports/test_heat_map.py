@@ -111,5 +111,5 @@ def test_a_drawn_cell_covers_the_pixels_that_its_patch_came_from(height, width):
 
 
 def test_steps_that_single_precision_rounds_are_one_grid():
-    places = (grid(5, 5, 171 / 5, 163 / 5) + 0.1).astype(np.float32)
-    assert grid_spacing(places) == pytest.approx((171 / 5, 163 / 5), rel=1e-5)
+    places = (grid(30, 30, 224.3, 112.7) + 1000.1).astype(np.float32)
+    assert grid_spacing(places) == pytest.approx((224.3, 112.7), rel=1e-5)
