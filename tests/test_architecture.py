@@ -8,7 +8,7 @@ import pytest
 import mipl
 
 ROOT = Path(mipl.__file__).parent
-BASE = {"errors", "seeding", "registry", "files"}
+BASE = {"errors", "seeding", "registry", "files", "machine"}
 # room -> the rooms it may know, besides itself and the base
 MAY_KNOW = {
     "data": set(),

@@ -179,13 +179,13 @@ def test_set_params_reaches_settings_and_refuses_unknown_ones():
         ({"attention": "dim"}, "no method 'dim-cn'. Did you mean 'dam-cn'"),
         ({"gamma": -1.0}, "gamma = -1.0"),
         ({"recipe": "stabel"}, "no recipe 'stabel'. Did you mean 'stable'"),
-        ({"epochs": 0}, "epochs = 0 must be at least 1"),
+        ({"epochs": 0}, "epochs = 0 must be an integer of at least 1"),
         ({"lr": -0.1}, "lr = -0.1"),
         ({"dropout": 1.0}, "dropout = 1.0"),
         ({"scale": "zscore"}, "scale = 'zscore'"),
         ({"device": "abacus"}, "no device 'abacus'"),
-        ({"head": "conical"}, "no head 'conical'"),
-        ({"optimizer": "sdg"}, "no optimizer 'sdg'. Did you mean 'sgd'"),
+        ({"head": "conical"}, "head = 'conical' must be 'linear' or 'sigmoid'"),
+        ({"optimizer": "sdg"}, "optimizer = 'sdg' must be 'sgd' or 'adamw'"),
         ({"warmup": 1.0}, "warmup = 1.0"),
     ],
 )
@@ -200,6 +200,35 @@ def test_the_six_names_are_the_six_classifiers():
     assert (model.attention, model.competitor, model.gamma) == ("mam", "cc", 3.0)
     with pytest.raises(SettingError, match=r"no method 'mam-nc'. Did you mean"):
         mipl.make_classifier("mam-nc")
+
+
+@pytest.mark.parametrize("settings", [{"ensemble": 3}, {"ensemble": 1}])
+def test_no_bags_give_empty_results_of_the_right_shape(settings, gaussian):
+    model = CDLClassifier(epochs=1, width=8, **settings).fit(gaussian)
+    none = gaussian[:0]
+    for found, like in (
+        (model.predict_proba(none), (0, 4)),
+        (model.predict_log_proba(none), (0, 4)),
+        (model.predict(none), (0,)),
+        (model.disagreement(none), (0,)),
+        (model.embed(none), (0, 8 * settings["ensemble"])),
+    ):
+        assert found.shape == like
+    assert model.predict(none).dtype == model.predict(gaussian).dtype
+    assert model.attention_weights(none) == []
+    with pytest.raises(DataError, match="There is no bag to score"):
+        model.score(none)
+    for call in (model.predict_proba, model.predict, model.embed, model.score, model.disagreement):
+        with pytest.raises(DataError, match="There is no bag"):
+            call([])
+
+
+@pytest.mark.parametrize("name", ["proden", "fastmipl", "miplgp"])
+def test_no_bags_are_predicted_by_methods_without_attention(name, gaussian):
+    model = mipl.make_classifier(name, epochs=1).fit(gaussian)
+    assert model.predict_proba(gaussian[:0]).shape == (0, 4)
+    with pytest.raises(SettingError, match="has no attention"):
+        model.embed(gaussian[:0])
 
 
 def test_untrained_says_so(gaussian):

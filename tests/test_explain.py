@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mipl import make_classifier
+from mipl.cli import main
 from mipl.data.bags import Bag, Bags
+from mipl.data.sources import Source
 from mipl.errors import DataError, SettingError, StorageError
 from mipl.explain import COLUMNS, Explanation, explain, file_names, write_explanations
 
@@ -183,3 +185,21 @@ def test_a_method_without_attention_says_so(name, slides):
     other = make_classifier(name, ensemble=1, epochs=1).fit(slides)
     with pytest.raises(SettingError, match=f"{name} has no attention over instances"):
         explain(other, slides, ["slide-1"])
+
+
+def test_a_bag_of_an_image_is_drawn_where_its_pixels_are(tmp_path):
+    """From an image through ``mipl data images`` to the heat map: the cell is over what it describes."""
+    cv2 = pytest.importorskip("cv2")
+    image = np.full((171, 163, 3), 90, dtype=np.uint8)
+    image[118:121, 80:83] = 200  # in one of SIFT's 5 × 5 cells
+    (tmp_path / "in").mkdir()
+    cv2.imwrite(str(tmp_path / "in" / "a.png"), image)
+    words = ["data", "images", tmp_path / "in", "--generator", "sift", "--out", tmp_path / "out"]
+    assert main([str(word) for word in words]) == 0
+    bag = Source(str(tmp_path / "out")).open()[0]
+    (i,) = np.flatnonzero(bag.instances.any(axis=1))
+    figure = Explanation(bag, "a", 1.0, None, np.full(25, 1 / 25)).figure()
+    cells = next(c for c in figure.axes[0].collections if c.get_label() == "cells")
+    (left, top), (right, bottom) = cells.get_paths()[i].get_extents().get_points()
+    assert left <= 80 < 83 <= right
+    assert top <= 118 < 121 <= bottom

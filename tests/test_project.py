@@ -14,8 +14,8 @@ from conftest import REPO
 README = (REPO / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.S)
+def blocks(language, text=README):
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.S)
 
 
 def test_one_version():
@@ -47,6 +47,13 @@ def test_the_readme_python_runs(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "my-model" / "model.json").is_file()
+
+
+def test_the_cross_validation_by_patient_runs(tmp_path):
+    (code,) = blocks("python", (REPO / "docs" / "training.md").read_text(encoding="utf-8"))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 0 < float(done.stdout) <= 1
 
 
 @pytest.mark.slow

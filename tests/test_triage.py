@@ -169,6 +169,7 @@ def test_a_fixed_threshold_is_measured_without_a_correction():
         (lambda: at_max_error([0.5], [1], 0.1, 1.0), "delta is 1.0"),
         (lambda: at_threshold(1.5), "between 0 and 1"),
         (lambda: at_coverage([0.5], -1), "between 0 and 1"),
+        (lambda: at_coverage([0.5], 1.5), "The coverage is 1.5: give a share between 0 and 1"),
     ],
 )
 def test_bad_settings_are_named(call, sentence):
@@ -176,11 +177,18 @@ def test_bad_settings_are_named(call, sentence):
         call()
 
 
+SHAPES = (
+    r"^Confidences have shape .* and marks of right or wrong .*: give one of each for each bag, and at least "
+    r"one bag\.$"
+)
+RANGES = r"^A confidence is not between 0 and 1, or a mark of right or wrong is not 0 or 1\.$"
+
+
 @pytest.mark.parametrize(
     ("c", "right"), [([], []), ([0.5], [1, 0]), ([[0.5]], [[1]]), ([math.nan], [1]), ([2], [1]), ([0.5], [2])]
 )
 def test_bad_evidence_is_refused(c, right):
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match=RANGES if np.shape(c) == np.shape(right) == (1,) else SHAPES):
         at_max_error(c, right, 0.1)
     with pytest.raises(DataError, match="cannot be"):
         upper_bound(3, 2, 0.1)
@@ -203,3 +211,94 @@ def test_decisions_are_written_as_they_are(tmp_path):
     assert (none[0]["decision"], none[0]["prediction_set"]) == ("review", [])
     assert none[0]["reason"] == "no threshold meets the rule"
     assert dataclasses.asdict(at_threshold(0.6)) == at_threshold(0.6).to_dict()
+
+
+def test_every_way_to_a_point_says_what_it_found():
+    """The whole point, its note included, on each way through :func:`at_max_error`."""
+    nothing = {
+        "rule": "max_error",
+        "threshold": None,
+        "reported": 0,
+        "errors": 0,
+        "bound": None,
+        "delta": 0.05,
+    }
+    wanted = "an error of at most 0.1 with probability 0.95"
+    bags = np.linspace(0.5, 0.9, 100)
+    assert at_max_error(bags, np.ones(100), 0.0).to_dict() == nothing | {
+        "labelled": 100,
+        "note": "No threshold meets this: no number of bags can rule out every error.",
+    }
+    assert at_max_error(bags[:20], np.ones(20), 0.1).to_dict() == nothing | {
+        "labelled": 20,
+        "note": f"No threshold meets {wanted}: that takes 29 labelled bags without an error among the "
+        "reported, and there are 20.",
+    }
+    assert at_max_error(bags, np.zeros(100), 0.1).to_dict() == nothing | {
+        "labelled": 100,
+        "note": f"No threshold meets {wanted}: the smallest bound found on 100 bags is 1.",
+    }
+    found = at_max_error(bags, np.arange(100) != 50, 0.1)  # K = 100 // 30 thresholds share δ
+    assert found.to_dict() == {
+        "rule": "max_error",
+        "threshold": 0.0,
+        "labelled": 100,
+        "reported": 100,
+        "errors": 1,
+        "bound": pytest.approx(brentq(lambda p: binom.cdf(1, 100, p) - 0.05 / 3, 0, 1)),
+        "delta": 0.05,
+        "note": f"Among reported bags {wanted}; of 100 labelled bags 100 are reported, 1 of them wrong.",
+    }
+
+
+def test_a_fixed_point_says_its_rule_and_what_was_measured():
+    point = at_threshold(0)
+    assert point == OperatingPoint("threshold", 0.0, "Reported from a confidence of 0 on.")
+    assert measured(point, [0.5, 0.6, 0.7, 0.8], [1, 1, 0, 1]) == OperatingPoint(
+        "threshold",
+        0.0,
+        "Reported from a confidence of 0 on. 1 of 4 were wrong on 4 labelled bags: an error of at most 0.751 "
+        "with probability 0.95.",
+        labelled=4,
+        reported=4,
+        errors=1,
+        bound=upper_bound(1, 4, 0.05),
+        delta=0.05,
+    )
+    assert at_coverage([0.2, 0.4, 0.9], 1 / 3) == OperatingPoint(
+        "coverage", np.nextafter(0.4, 1), "Reported: the most confident 0.333333 of the bags."
+    )
+    assert at_coverage([0.5, 0.5], 0.5) == OperatingPoint(
+        "coverage", None, "No threshold reports more than nothing and at most 0.5 of the bags."
+    )
+    assert at_coverage([0.0, 0.0], 1.0).threshold == 0.0
+    assert at_coverage([1 + 1e-6], 1.0).threshold == 0.0  # what rounding of probabilities may give
+
+
+def test_a_threshold_between_numbers_of_single_precision_holds():
+    """The threshold lies between 0.2 and the next number of double precision; compared as float32, on 0.2."""
+    confidence = np.array([0.1, 0.2, 0.3], dtype=np.float32)
+    point = at_coverage(confidence, 1 / 3)
+    assert point.threshold == np.nextafter(float(confidence[1]), 1)
+    assert point.reports(confidence).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("max_error", [0.02, 0.05, 0.1, 0.3])
+@pytest.mark.parametrize("delta", [0.01, 0.05, 0.3])
+def test_the_counts_are_as_many_as_the_bags_can_afford(max_error, delta):
+    for n in range(1, 500):
+        affordable = [1]
+        for size in range(2, min(15, n // 30) + 1):
+            fewest = next(m for m in range(1, 10_000) if (1 - max_error) ** m <= delta / size * (1 + 1e-9))
+            if len(range(fewest, n + 1)) >= size:
+                affordable.append(size)
+        counts = triage._counts(n, max_error, delta)
+        assert len(counts) == affordable[-1]
+        assert counts[-1] == n
+        assert (np.diff(counts) > 0).all()
+
+
+def test_decisions_need_an_id_for_each_bag():
+    for ids in (["a"], ["a", "b", "c"]):
+        with pytest.raises(ValueError, match="zip"):
+            decisions(ids, ["ash", "birch"], np.array([[0.7, 0.3], [0.45, 0.55]]), at_threshold(0.6))

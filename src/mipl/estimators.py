@@ -26,9 +26,9 @@ from mipl.methods import METHODS, Method
 from mipl.methods.cdl import CDL
 from mipl.nn.encoders import Standardize
 from mipl.nn.network import BagNetwork, Ensemble, Output, members_of
-from mipl.registry import restored, settings_of
+from mipl.registry import plain, restored, settings_of
 from mipl.seeding import seed_for
-from mipl.training.checks import check_features, check_training
+from mipl.training.checks import Parameters, check_features, check_training
 from mipl.training.crossfit import mean_log_proba
 from mipl.training.fit import Build, Fitted, fit_network
 from mipl.training.model_folder import ModelFolder, write_model
@@ -161,9 +161,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         method, recipe = self.parts(bags.provenance)
         check_training(bags)
         assert bags.candidates is not None
-        if self.scale not in ("auto", "none"):
-            raise SettingError(f"scale = {self.scale!r} must be 'auto' or 'none'.")
-        seed = int.from_bytes(os.urandom(4), "big") if self.random_state is None else int(self.random_state)
+        given = Parameters(**{name: getattr(self, name) for name in settings_of(Parameters)})
+        seed = int.from_bytes(os.urandom(4), "big") if given.random_state is None else given.random_state
 
         def build(seed: int, like: nn.Module | None) -> nn.Module:
             with torch.random.fork_rng(devices=[]):
@@ -223,10 +222,9 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _member_log_proba(self, bags: Any) -> torch.Tensor:
         """Return log-probabilities (members, m, k) before calibration, in double precision."""
         members = members_of(self.network_)
-        parts = [
-            torch.stack([self.method_.log_proba(net, batch).double().cpu() for net in members])
-            for batch in self._batches(bags)
-        ]
+        parts = [torch.empty(len(members), 0, len(self.classes_), dtype=torch.float64)]  # for no bags
+        for batch in self._batches(bags):
+            parts += [torch.stack([self.method_.log_proba(net, batch).double().cpu() for net in members])]
         log_p = torch.cat(parts, dim=1)
         return log_p - log_p.logsumexp(dim=2, keepdim=True)
 
@@ -244,6 +242,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         bags = as_bags(bags)
         self._check_fitted()
         classes = tuple(self.classes_.tolist())
+        if not len(bags):
+            raise DataError("There is no bag to score.")
         if y is not None and np.ndim(y) == 1:
             truth = label_array(y, classes, bags.ids.tolist())
         elif y is None and bags.labels is not None:
@@ -263,8 +263,9 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def embed(self, bags: Any) -> FloatArray:
         """Return the bags' features z of Eq. 13, (m, L), or (m, members · L) of an ensemble."""
-        every = (torch.cat([each.embedding for each in outputs], dim=1) for _, outputs in self._outputs(bags))
-        return np.concatenate([rows.double().cpu().numpy() for rows in every])
+        every = [torch.cat([each.embedding for each in outputs], dim=1) for _, outputs in self._outputs(bags)]
+        widths = [net.get_parameter("head.weight").shape[1] for net in members_of(self.network_)]
+        return np.concatenate([np.empty((0, sum(widths))), *(rows.double().cpu().numpy() for rows in every)])
 
     def _outputs(self, bags: Any) -> Iterator[tuple[BagBatch, list[Output]]]:
         self._check_fitted()
@@ -302,8 +303,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         An older model is replaced in one step. The device is not saved: :meth:`load` chooses one.
         """
         self._check_fitted()
-        own = self.get_params(deep=False)
-        params = {name: value for name, value in own.items() if name not in ("encoder", "device")}
+        own = self.get_params()
+        params = {name: plain(value) for name, value in own.items() if name not in ("encoder", "device")}
         info = {
             "class": type(self).__name__,
             "params": params,

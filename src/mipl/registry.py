@@ -2,28 +2,108 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import reprlib
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from mipl.errors import SettingError, suggest
 
 T = TypeVar("T")
 
 
-def setting(default: Any, doc: str, *, idle: Any = dataclasses.MISSING, group: str = "") -> Any:
+def setting(
+    default: Any, doc: str, *, within: str = "(-inf, inf)", idle: Any = dataclasses.MISSING, group: str = ""
+) -> Any:
     """Return a dataclass field with one line of doc, shown by ``mipl methods`` and read by ``--set``.
 
     Args:
         default: the value where none is given.
         doc: one line that explains the setting.
+        within: the interval of the numbers allowed, such as ``[0, 1)``; NaN and infinity never are.
         idle: the value at which it does nothing. At that value a run does not name it, so that runs recorded
             before the setting existed stay what they are.
         group: the heading that it is listed under.
     """
-    return dataclasses.field(default=default, metadata={"doc": doc, "idle": idle, "group": group})
+    return dataclasses.field(
+        default=default, metadata={"doc": doc, "within": within, "idle": idle, "group": group}
+    )
+
+
+class Settings:
+    """Base of the dataclasses of settings: an instance holds checked Python values, however it was made."""
+
+    def __post_init__(self) -> None:
+        for name in settings_of(type(self)):
+            object.__setattr__(self, name, checked(type(self), name, getattr(self, name)))
+
+
+def plain(value: Any) -> Any:
+    """Return a NumPy scalar as the Python value that it stands for, and anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def checked(cls: Any, name: str, value: Any) -> Any:
+    """Return a setting's value as the field's type has it, with NumPy's scalars as Python's.
+
+    Raises:
+        SettingError: the value is not of the type, or outside the field's interval. It names the setting, the
+            value and what is allowed.
+    """
+    value, within = plain(value), settings_of(cls)[name].metadata.get("within", "(-inf, inf)")
+    number = isinstance(value, int | float) and not isinstance(value, bool) and _inside(value, within)
+    for kind in _kinds(cls, name):
+        if typing.get_origin(kind) is typing.Literal:
+            if isinstance(value, str) and value in typing.get_args(kind):
+                return value
+        elif kind is float:
+            if number and abs(value) <= sys.float_info.max:  # an integer can be larger
+                return float(value)
+        elif kind is int:
+            if number and isinstance(value, int):
+                return value
+        elif isinstance(value, kind):
+            return value
+    *most, last = [text for kind in _kinds(cls, name) for text in _allowed(kind, within)]
+    allowed = f"{', '.join(most)} or {last}" if most else last
+    raise SettingError(f"{name} = {reprlib.repr(value)} must be {allowed}.")
+
+
+@functools.cache  # type hints are slow to find
+def _kinds(cls: Any, name: str) -> tuple[Any, ...]:
+    """Return the types that a setting may have."""
+    kind = typing.get_type_hints(cls)[name]
+    either = typing.get_origin(kind) in (types.UnionType, typing.Union)
+    return typing.get_args(kind) if either else (kind,)
+
+
+def _inside(value: float, within: str) -> bool:
+    """Return whether a number is in an interval such as ``[0, 1)``."""
+    low, high = (float(end) for end in within[1:-1].split(","))
+    above = low <= value if within.startswith("[") else low < value
+    return above and (value <= high if within.endswith("]") else value < high)
+
+
+def _allowed(kind: Any, within: str) -> list[str]:
+    """Return in words what a type and an interval allow."""
+    if typing.get_origin(kind) is typing.Literal:
+        return [repr(word) for word in typing.get_args(kind)]
+    if kind not in (int, float):
+        return {types.NoneType: ["None"], bool: ["True", "False"], str: ["a string"]}.get(
+            kind, [f"a {kind.__module__.split('.')[0]} {kind.__name__}"]
+        )
+    low, high = within[1:-1].split(", ")
+    words = "an integer" if kind is int else "a finite number" if high == "inf" else "a number"
+    if high != "inf":
+        return [f"{words} in {within}"]
+    return [words if low == "-inf" else f"{words} {'of at least' if within[0] == '[' else 'above'} {low}"]
 
 
 def in_force(settings: Any) -> dict[str, Any]:
@@ -51,30 +131,18 @@ def settings_of(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(cls)}
 
 
-def parse_setting(cls: type[Any], name: str, text: str) -> Any:
+def parse_setting(cls: Any, name: str, text: str) -> Any:
     """Return the value that ``name=text`` on the command line stands for, by the field's type."""
-    kind = typing.get_type_hints(cls)[name]
-    either = typing.get_origin(kind) in (types.UnionType, typing.Union)
-    options = typing.get_args(kind) if either else (kind,)
-    if type(None) in options and text.lower() == "none":
+    kinds = _kinds(cls, name)
+    if types.NoneType in kinds and text.lower() == "none":
         return None
-    for option in options:
-        if option is str or (typing.get_origin(option) is typing.Literal and not either):
-            return text
-        if text in typing.get_args(option):
-            return text
-        if option is bool and text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        if option in (int, float):
-            try:
-                return option(text)
-            except ValueError:
-                continue
-    kinds = [option for option in options if option is not type(None)]
-    names = " or ".join(
-        "".join(map(str, typing.get_args(option))) or str(option.__name__) for option in kinds
-    )
-    raise SettingError(f"{name}={text} cannot be read as {names}.")
+    value: Any = text
+    if bool in kinds and text.lower() in ("true", "false"):
+        value = text.lower() == "true"
+    elif float in kinds or int in kinds:
+        with contextlib.suppress(ValueError):
+            value = (int if int in kinds else float)(text)
+    return checked(cls, name, value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +178,7 @@ class Registry(Generic[T]):
         self._entries[name] = Entry(name, cls, preset)
 
     def __getitem__(self, name: str) -> Entry[T]:
-        if name not in self._entries:
+        if not isinstance(name, str) or name not in self._entries:
             raise SettingError(f"There is no {self.what} '{name}'.{suggest(name, self._entries)}")
         return self._entries[name]
 

@@ -110,7 +110,10 @@ def test_methods_lists_and_shows(capsys):
         ("fit {f}/bare.npz --out {t}/m", "no candidate sets"),
         ("fit {f}/bags.npz --out {t}/m --method sam", "no method 'sam'. Did you mean 'sam-"),
         ("fit {f}/bags.npz --out {t}/m --set epoch=3", "no setting 'epoch'. Did you mean 'epochs'?"),
-        ("fit {f}/bags.npz --out {t}/m --set epochs=many", "epochs=many cannot be read as int"),
+        (
+            "fit {f}/bags.npz --out {t}/m --set epochs=many",
+            "epochs = 'many' must be an integer of at least 1",
+        ),
         ("fit {f}/bags.npz --out {t}/m --set epochs", "not of the form key=value"),
         ("fit {f}/bags.npz --out {t}/m --recipe papr", "no recipe 'papr'. Did you mean 'paper'?"),
         ("fit {f}/bags.npz --out {f}", "holds no model.json, so it is not replaced"),

@@ -91,7 +91,7 @@ def test_shapes_places_and_determinism(generator, data, seed, kind):
     assert made.coordinates.shape == (count, 2)
     assert made.features.dtype == made.coordinates.dtype == np.float32
     assert np.isfinite(made.features).all()
-    assert (made.coordinates > 0).all()
+    assert (made.coordinates >= 0).all()
     assert (made.coordinates < [width, height]).all()
     assert np.array_equal(made.features, again.features)
     assert np.array_equal(made.coordinates, again.coordinates)
@@ -123,7 +123,7 @@ def test_row_by_loops(height, width, seed):
         expected.append([*own, *(own - above), *(own - below)])
     made = row(image)
     assert np.allclose(made.features, expected, atol=1e-5)
-    assert np.allclose(made.coordinates, [[width / 2, (2 * i + 1) * height / 16] for i in range(8)])
+    assert np.allclose(made.coordinates, [[0, i * height / 8] for i in range(8)])
 
 
 @given(height=st.integers(8, 30), width=st.integers(8, 30), seed=st.integers(0, 99))
@@ -137,7 +137,7 @@ def test_sbn_by_loops(height, width, seed):
         if all(corner in corners for corner in around):
             own, *others = (small[y : y + 2, x : x + 2].mean(axis=(0, 1)) for y, x in [(i, j), *around])
             expected.append(np.concatenate([own, *(own - other for other in others)]))
-            places.append([(j + 1) * width / 8, (i + 1) * height / 8])
+            places.append([(j + 0.5) * width / 8, (i + 0.5) * height / 8])  # of the cell in its middle
     assert len(expected) == 9
     made = sbn(image)
     assert np.allclose(made.features, expected, atol=1e-5)
@@ -222,7 +222,9 @@ def test_a_descriptor_describes_its_own_cell(r, c, height, width):
     image[y - 1 : y + 2, x - 1 : x + 2] = 200  # SIFT's blur carries it 8 pixels, less than to the next cell
     made = sift(image)
     assert np.flatnonzero(made.features.any(axis=1)).tolist() == [5 * r + c]
-    assert np.abs(made.coordinates[5 * r + c] - [x, y]).max() <= 1
+    corner = made.coordinates[5 * r + c]
+    assert (corner < [x - 1, y - 1]).all()
+    assert ([x + 2, y + 2] < corner + np.array([width, height]) / 5).all()
 
 
 def test_descriptors_are_upright_and_of_opencv():
@@ -262,14 +264,14 @@ def test_keypoints_that_opencv_drops_or_sorts_keep_their_places(monkeypatch):
 @quick
 def test_patches_by_slicing(side, height, width):
     image = noise(height, width)
-    cut, centres = patch_grid(image, side * side)
+    cut, corners = patch_grid(image, side * side)
     h, w = height // side, width // side
     top, left = (height % side) // 2, (width % side) // 2
     for i in range(side):
         for j in range(side):
             y, x = top + i * h, left + j * w
             assert np.array_equal(cut[side * i + j], image[y : y + h, x : x + w])
-            assert centres[side * i + j].tolist() == [x + w / 2, y + h / 2]
+            assert corners[side * i + j].tolist() == [x, y]
     assert cut.shape == (side * side, h, w, 3)
     assert height - side < side * h <= height
 
@@ -360,9 +362,9 @@ def test_images_of_several_sizes_are_encoded_together_in_their_order():
     images = [noise(60, 60, 0), noise(61, 75, 1), noise(60, 60, 2), noise(62, 60, 3)]
     made = patches(9, encoder).make(images)
     for image, instances in zip(images, made, strict=True):
-        cut, centres = patch_grid(image, 9)
+        cut, corners = patch_grid(image, 9)
         assert np.allclose(instances.features, encoder(cut), atol=1e-5)
-        assert np.array_equal(instances.coordinates, centres)
+        assert np.array_equal(instances.coordinates, corners)
 
 
 def test_evaluation_has_no_dropout():

@@ -122,7 +122,7 @@ def with_weights(content, model):
 @pytest.mark.parametrize("names", LAYERS.values(), ids="+".join)
 def test_onnxruntime_finds_the_same_for_bags_of_any_size(names, tmp_path):
     model, path = fitted(names[0]), tmp_path / "model.onnx"
-    checked = export_onnx(model, path)
+    checked = export_onnx(model, str(path))
     assert checked["sizes"] == list(SIZES)
     assert max(checked["differences"].values()) <= TOLERANCE
     assert ("attention" in checked["differences"]) == isinstance(NETWORKS[names[0]], BagNetwork)

@@ -113,6 +113,19 @@ def test_the_weights_lean_to_classes_below_their_share_until_told_not_to(members
     np.testing.assert_allclose(table.weights, predicted(logits, S), atol=1e-5)
 
 
+def test_what_was_let_go_of_is_forgotten():
+    candidates = torch.tensor([[True, True, False], [True, False, True]])
+    shares, prior = torch.tensor([[0.8, 0.1, 0.1]]), torch.full((1, 3), 1 / 3)
+    table, fresh = PseudoLabels(candidates), PseudoLabels(candidates)
+    for _ in range(5):
+        table.even_out(shares, prior, torch.ones(1, 1))
+    table.let_go()
+    assert not table.memory
+    for each in (table, fresh):
+        each.even_out(prior.roll(1), prior, torch.ones(1, 1))
+    assert torch.equal(table.memory["lean"], fresh.memory["lean"])
+
+
 def test_a_class_that_took_all_loses_what_it_has_too_much():
     """From a network that gives every bag with both candidates to one class, half of them come back."""
     table = table_of(np.ones((40, 2), dtype=bool))

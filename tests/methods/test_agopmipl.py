@@ -181,7 +181,7 @@ def test_other_recipes_heads_and_attentions_stay_finite(settings):
 
 @pytest.mark.parametrize("settings", [{"momentum": 1.0}, {"momentum": -0.1}, {"round_epochs": 0}])
 def test_settings_out_of_range_are_refused(settings):
-    with pytest.raises(SettingError, match=r"momentum = .* must be in \[0, 1\) and round_epochs = "):
+    with pytest.raises(SettingError, match=r"^(momentum|round_epochs) = .* must be"):
         METHODS["agopmipl"].make(**settings)
 
 

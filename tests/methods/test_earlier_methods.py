@@ -381,14 +381,18 @@ def test_promipl_takes_an_encoder_of_its_own_width():
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [
-        ("demipl", {"entropy_weight": -1.0}, "entropy_weight = -1.0 must be finite and at least 0."),
-        ("elimipl", {"inhibition": math.inf}, "inhibition = inf must be finite and at least 0."),
-        ("elimipl", {"sparsity": math.nan}, "sparsity = nan must be finite and at least 0."),
-        ("miplma", {"margin_weight": -0.1}, "margin_weight = -0.1 must be finite and at least 0."),
-        ("promipl", {"rebuild_weight": -2.0}, "rebuild_weight = -2.0 must be finite and at least 0."),
-        ("promipl", {"entropy_weight": math.nan}, "entropy_weight = nan must be finite and at least 0."),
-        ("sam-ls", {"smoothing": 1.5}, "smoothing = 1.5 must be in [0, 1]."),
-        ("mam-ls", {"smoothing": math.nan}, "smoothing = nan must be in [0, 1]."),
+        ("demipl", {"entropy_weight": -1.0}, "entropy_weight = -1.0 must be a finite number of at least 0."),
+        ("elimipl", {"inhibition": math.inf}, "inhibition = inf must be a finite number of at least 0."),
+        ("elimipl", {"sparsity": math.nan}, "sparsity = nan must be a finite number of at least 0."),
+        ("miplma", {"margin_weight": -0.1}, "margin_weight = -0.1 must be a finite number of at least 0."),
+        ("promipl", {"rebuild_weight": -2.0}, "rebuild_weight = -2.0 must be a finite number of at least 0."),
+        (
+            "promipl",
+            {"entropy_weight": math.nan},
+            "entropy_weight = nan must be a finite number of at least 0.",
+        ),
+        ("sam-ls", {"smoothing": 1.5}, "smoothing = 1.5 must be a number in [0, 1]."),
+        ("mam-ls", {"smoothing": math.nan}, "smoothing = nan must be a number in [0, 1]."),
         ("sam-cn", {"update": "during"}, "update = 'during' must be 'before' or 'after'."),
     ],
 )

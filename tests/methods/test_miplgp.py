@@ -305,9 +305,9 @@ def test_recommended_settings_and_those_out_of_range():
     assert (paper["epochs"], paper["lr"], paper["inducing"], paper["released"]) == (500, 0.1, None, True)
     assert "released" not in MIPLGP.recommended("stable", "mnist-mipl", 1)
     for bad in (0, -1, "many", 2.5, True):
-        with pytest.raises(SettingError, match="must be a number above 0, auto or none"):
+        with pytest.raises(SettingError, match="must be an integer of at least 1, 'auto' or None"):
             MIPLGP(inducing=bad)
-    with pytest.raises(SettingError, match=r"kept = 2 must be in \[0, 1\]"):
+    with pytest.raises(SettingError, match=r"kept = 2 must be a number in \[0, 1\]"):
         MIPLGP(kept=2)
     with pytest.raises(SettingError, match="trains no encoder"):
         make_classifier("miplgp", encoder=nn.Linear(2, 3)).fit(BAGS)

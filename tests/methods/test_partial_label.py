@@ -329,15 +329,15 @@ def test_the_paper_s_recipe_runs(name):
     ("name", "settings", "sentence"),
     [
         ("proden", {"pooling": "max"}, "pooling = 'max' must be 'mean' or 'maxmin'."),
-        ("proden", {"width": 0}, "width = 0 must be at least 1"),
-        ("proden", {"dropout": 1.0}, "dropout = 1.0 in"),
-        ("lws", {"beta": -1.0}, "beta = -1.0 must be finite and at least 0."),
-        ("lws", {"beta": float("nan")}, "beta = nan must be finite"),
+        ("proden", {"width": 0}, "width = 0 must be an integer of at least 1"),
+        ("proden", {"dropout": 1.0}, "dropout = 1.0 must be a number in [0, 1)."),
+        ("lws", {"beta": -1.0}, "beta = -1.0 must be a finite number of at least 0."),
+        ("lws", {"beta": float("nan")}, "beta = nan must be a finite number"),
         ("pop", {"competitor": "cd"}, "competitor = 'cd' must be 'none', 'cc' or 'cn'"),
-        ("pop-cc", {"gamma": -1.0}, "gamma = -1.0 at least 0"),
-        ("pop", {"purify_after": 0}, "purify_after = 0 must be at least 1"),
-        ("pop", {"theta_start": 0.5}, "theta_start = 0.5 ≤ theta_max = 0.4"),
-        ("pop", {"theta_max": 1.0}, "theta_max = 1.0 < 1"),
+        ("pop-cc", {"gamma": -1.0}, "gamma = -1.0 must be a finite number of at least 0."),
+        ("pop", {"purify_after": 0}, "purify_after = 0 must be an integer of at least 1"),
+        ("pop", {"theta_start": 0.5}, "theta_start = 0.5 must be at most theta_max = 0.4."),
+        ("pop", {"theta_max": 1.0}, "theta_max = 1.0 must be a number in [0, 1)."),
     ],
 )
 def test_settings_out_of_range_are_refused(name, settings, sentence):

@@ -107,6 +107,55 @@ def test_the_estimate_is_em_over_sets_of_a_size(data, seen):
     assert torch.equal(table.memory["trust"], before)
 
 
+@given(data=tables(), seen=st.integers(1, 8))
+@properties
+def test_processes_that_add_their_sums_estimate_as_one_that_has_all_bags(data, seen):
+    """Two processes with the same bags, each of which has seen some of them, and one with all of them."""
+    logits, S, _ = data
+    m, index = len(S), np.arange(len(S))[:seen]
+    half, whole = (PseudoLabels(torch.tensor(sets), trust="estimate") for sets in (S, np.concatenate([S, S])))
+    half.update(torch.tensor(index), torch.tensor(logits[index]), 0.0)
+    twice = np.concatenate([index, m + index])
+    whole.update(torch.tensor(twice), torch.tensor(np.concatenate([logits, logits])[twice]), 0.0)
+
+    def add(tensors):
+        for tensor in tensors:
+            tensor.mul_(2)  # what the other process has is the same
+
+    (found,) = half.settle(add, warming=True)
+    (expected,) = whole.settle(lambda tensors: None, warming=True)
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_bags_that_were_not_seen_do_not_count():
+    S = torch.tensor([[True, True, False, False]] * 6)
+    logits = torch.tensor([[0.0, 1.0, 2.0, 0.0]] * 6)
+    some, alone = PseudoLabels(S, trust="estimate"), PseudoLabels(S[:2], trust="estimate")
+    for table in (some, alone):
+        table.update(torch.arange(2), logits[:2], 0.0)
+    (found,), (expected,) = (table.settle(lambda tensors: None, warming=True) for table in (some, alone))
+    assert found["trust_2"] == pytest.approx(expected["trust_2"], abs=1e-6)
+
+
+def test_members_of_one_bag_each_have_a_trust_of_their_own():
+    S = torch.tensor([[True, False, False]] * 2)
+    logits = torch.tensor([[9.0, 0.0, 0.0], [-9.0, 0.0, 0.0]])
+    table = PseudoLabels(S, trust="estimate", members=2)
+    table.update(torch.arange(2), logits, 0.0)
+    for row, found in zip(logits, table.settle(lambda tensors: None, warming=True), strict=True):
+        alone = PseudoLabels(S[:1], trust="estimate")
+        alone.update(torch.arange(1), row[None], 0.0)
+        assert [found] == alone.settle(lambda tensors: None, warming=True)
+
+
+def test_a_trust_that_single_precision_takes_for_1_still_lets_bags_go():
+    S, logits = np.array([[True, False, False]]), np.array([[0.0, 20.0, 0.0]])
+    table = PseudoLabels(torch.tensor(S), trust=1 - 1e-9)
+    found = table.update(torch.arange(1), torch.tensor(logits, dtype=torch.float32), 0.0)
+    np.testing.assert_allclose(found, posterior(logits, S, 1 - 1e-9), rtol=1e-4)
+    assert found[0, 1] > 0.1
+
+
 def test_a_network_without_opinion_does_not_move_the_estimate():
     """Equal probabilities say nothing of sets: what moves the trust is evidence alone."""
     S = torch.eye(5, dtype=torch.bool).repeat(4000, 1)
@@ -206,7 +255,7 @@ def test_the_command_line_takes_a_number_or_the_word():
 
 @pytest.mark.parametrize("trust", [0.0, -1.0, 1.5, float("nan"), "estimated"])
 def test_a_trust_that_is_none_is_refused(trust):
-    with pytest.raises(SettingError, match="above 0 and up to 1, or 'estimate'"):
+    with pytest.raises(SettingError, match=r"trust = .* must be a number in \(0, 1\] or 'estimate'"):
         METHODS["sam-cn"].make(trust=trust)
     with pytest.raises(SettingError, match="elimipl has no setting 'trust'"):
         make_classifier("elimipl", trust=trust)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mipl.data.images.patches import patch_grid
 from mipl.errors import DataError
 from mipl.reports.heat_map import VECTORS, grid_spacing, heat_map
 
@@ -97,3 +98,18 @@ def test_scattered_places_are_dots_with_the_most_important_on_top():
 def test_what_cannot_be_drawn_is_a_sentence(attention, places, sentence):
     with pytest.raises(DataError, match=sentence):
         heat_map(attention, places)
+
+
+@pytest.mark.parametrize(("height", "width"), [(60, 60), (63, 101), (40, 77)])
+def test_a_drawn_cell_covers_the_pixels_that_its_patch_came_from(height, width):
+    image = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    patches, places = patch_grid(image, 16)
+    cells = drawn(heat_map(np.full(16, 1 / 16), places), "cells")
+    for cell, patch in zip(cells.get_paths(), patches, strict=True):
+        (left, top), (right, bottom) = cell.get_extents().get_points().round().astype(int)
+        np.testing.assert_array_equal(image[top:bottom, left:right], patch)
+
+
+def test_steps_that_single_precision_rounds_are_one_grid():
+    places = (grid(30, 30, 224.3, 112.7) + 1000.1).astype(np.float32)
+    assert grid_spacing(places) == pytest.approx((224.3, 112.7), rel=1e-5)

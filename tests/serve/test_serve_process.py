@@ -1,5 +1,6 @@
 """``mipl serve`` as a process: it starts, refuses what is slow, and stops without losing a review."""
 
+import concurrent.futures
 import contextlib
 import http.client
 import json
@@ -14,6 +15,7 @@ from served import NAMES, app_of, in_a_thread, log_of, noisy_bags, save_files, s
 import mipl
 from mipl.cli import main
 from mipl.serve.bodies import Limits
+from mipl.serve.reviews import Reviews
 from mipl.serve.server import Prompt, check_token, is_local, listen
 
 BAGS = noisy_bags(120, 160)
@@ -63,6 +65,52 @@ def test_sigterm_under_load_loses_no_accepted_review(files, tmp_path):
             assert kept[: len(labels)] == labels  # and at most the one that was on its way
             assert len(kept) <= len(labels) + 1
     file.close()
+
+
+def test_two_servers_on_one_file_see_each_other_s_reviews(files, tmp_path):
+    def ask(address, method, path, body=None):
+        connection = http.client.HTTPConnection(address, timeout=60)
+        connection.request(method, path, json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200
+        return answer.read().decode()
+
+    def shown(address):
+        bags = json.loads(ask(address, "GET", "/bags"))["bags"]
+        return {bag["bag_id"]: NAMES[bag["review"]] for bag in bags if bag["review"] is not None}
+
+    reviews = tmp_path / "r.sqlite"
+    with serving(files, reviews) as (_, first), serving(files, reviews) as (_, second):
+        wanted = {}
+        steps = (
+            (first, "bag125", "ash"),
+            (second, "bag125", "cedar"),
+            (first, "bag126", "elm"),
+            (second, "bag126", None),
+            (second, "bag127", "birch"),
+        )
+        for server, bag, label in steps:
+            wanted = {**wanted, bag: label}
+            answer = json.loads(ask(server, "POST", "/reviews", {"bag_id": bag, "label": label}))
+            now = {bag: label for bag, label in wanted.items() if label is not None}
+            assert answer["reviewed"] == len(now)
+            assert shown(first) == shown(second) == now
+        table = ask(first, "GET", "/reviews.csv")
+        assert table == ask(second, "GET", "/reviews.csv")
+        assert {"bag125,cedar", "bag127,birch"} <= set(table.split())
+
+
+def test_servers_that_start_at_once_on_a_new_file_share_it(tmp_path):
+    def start(number):
+        kept = Reviews(tmp_path / "r.sqlite", [f"bag{i}" for i in range(8)], NAMES)
+        kept.add(f"bag{number}", "ash")
+        return kept
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        opened = list(pool.map(start, range(8)))
+    for kept in opened:
+        assert set(kept.labels()) == {f"bag{i}" for i in range(8)}
+        kept.close()
 
 
 def test_what_is_slow_or_no_http_is_given_up(monkeypatch):

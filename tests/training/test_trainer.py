@@ -124,12 +124,12 @@ def test_a_method_can_have_a_constant_learning_rate(gaussian):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"ensemble": 0}, "ensemble = 0 must be at least 1."),
-        ({"components": -1}, "components = -1 must be at least 0."),
-        ({"pretrain": -1}, "pretrain = -1 must be at least 0."),
-        ({"weight_decay": -0.1}, "weight_decay = -0.1 must be finite and at least 0, or none."),
-        ({"background": float("inf")}, "background = inf must be finite and at least 0."),
-        ({"warmup": 1.0}, "warmup = 1.0 must be in [0, 1)."),
+        ({"ensemble": 0}, "ensemble = 0 must be an integer of at least 1."),
+        ({"components": -1}, "components = -1 must be an integer of at least 0."),
+        ({"pretrain": -1}, "pretrain = -1 must be an integer of at least 0."),
+        ({"weight_decay": -0.1}, "weight_decay = -0.1 must be a finite number of at least 0 or None."),
+        ({"background": float("inf")}, "background = inf must be a finite number of at least 0."),
+        ({"warmup": 1.0}, "warmup = 1.0 must be a number in [0, 1)."),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, sentence):
@@ -174,7 +174,7 @@ def test_initial_weights_replace_the_uniform_start(gaussian):
 
 
 def test_divergence_is_an_error(gaussian):
-    with pytest.raises(TrainingError, match="became NaN in epoch 1: lower lr"):
+    with pytest.raises(TrainingError, match=r"became NaN or infinite in epoch 1 at .*: lower lr"):
         CDLClassifier(recipe="paper", optimizer="sgd", lr=1e30, epochs=2).fit(gaussian)
 
 

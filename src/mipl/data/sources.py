@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from pathlib import Path
 
 from mipl.data.bags import Bags
@@ -18,6 +17,7 @@ from mipl.data.formats.tidy import read_tidy, write_tidy
 from mipl.data.noise import drop_instances, remove_true_label
 from mipl.errors import SettingError, StorageError, suggest
 from mipl.files import check_folder, check_place
+from mipl.machine import memory
 
 MAPPED_ABOVE = 0.25  # share of the machine's memory above which an .npz file of bags is not read whole
 
@@ -28,8 +28,7 @@ def _any_mat(path: Path) -> Bags:
 
 def _any_npz(path: Path) -> Bags:
     """Read bags, leaving instances that would fill much of the memory in their file."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if path.exists() and path.stat().st_size > MAPPED_ABOVE * memory:
+    if path.exists() and path.stat().st_size > MAPPED_ABOVE * memory():
         with contextlib.suppress(StorageError):  # images and compressed files are read whole
             return load_npz(path, mapped=True)
     return load_npz(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-import resource
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -31,6 +30,7 @@ from mipl.data.splits import (
 )
 from mipl.errors import DataError, SettingError
 from mipl.estimators import BagClassifier, make_classifier
+from mipl.machine import peak_memory_mb
 from mipl.methods.base import AttentionMethod
 from mipl.metrics import evaluate
 from mipl.records.spec import RunSpec
@@ -188,7 +188,7 @@ def _outcome(
             "predict": float(predicted[0]),
             "predict_processor": float(predicted[1]),
         },
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_memory_mb": peak_memory_mb(),
         "parameters": sum(p.numel() for p in classifier.network_.parameters()),
         "loss": history["loss"],
         "batch_size": classifier.recipe_.batch_size,

@@ -48,9 +48,9 @@ def model_card(folder: Path, classifier: BagClassifier, labelled: tuple[str, Bag
     return "\n\n".join(sections) + "\n"
 
 
-def write_card(path: Path, text: str) -> None:
+def write_card(path: str | Path, text: str) -> None:
     """Write a card as a file that appears whole or not at all."""
-    with atomic_file(path) as temporary:
+    with atomic_file(Path(path)) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

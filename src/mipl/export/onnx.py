@@ -127,7 +127,7 @@ def mixed(net: MixedEffects, instances: Tensor) -> Tensor:
     return logits
 
 
-def export_onnx(classifier: BagClassifier, path: Path, seed: int = 0) -> dict[str, Any]:
+def export_onnx(classifier: BagClassifier, path: str | Path, seed: int = 0) -> dict[str, Any]:
     """Write a trained classifier as ONNX and return what was checked: bag sizes and largest differences.
 
     Input ``instances`` (n, *feature_shape), float32; outputs ``probabilities`` (k,), calibrated if the
@@ -158,7 +158,7 @@ def export_onnx(classifier: BagClassifier, path: Path, seed: int = 0) -> dict[st
         raise StorageError(
             f"The ONNX graph differs from torch by {worst:.2g}, above {TOLERANCE:g}: it is not written."
         )
-    with atomic_file(path) as temporary:
+    with atomic_file(Path(path)) as temporary:
         temporary.write_bytes(content)
     return {"sizes": list(SIZES), "differences": differences, "bytes": len(content)}
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, one_hot
 
 from mipl.data.batch import BagBatch, BagLoader
-from mipl.errors import SettingError
 from mipl.losses import mdl_loss
 from mipl.methods.base import METHODS, AttentionMethod, Clock, paper_width
 from mipl.nn.attention import GatedScore
@@ -78,16 +77,8 @@ class AGOPMIPL(AttentionMethod):
         "L×L matrix; one feature vector a training bag is kept during an epoch."
     )
 
-    momentum: float = setting(0.9, "μ, the share of the old M when a round's G comes in")
-    round_epochs: int = setting(1, "epochs from one round to the next")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.momentum < 1 or self.round_epochs < 1:
-            raise SettingError(
-                f"momentum = {self.momentum} must be in [0, 1) and round_epochs = {self.round_epochs} "
-                "at least 1."
-            )
+    momentum: float = setting(0.9, "μ, the share of the old M when a round's G comes in", within="[0, 1)")
+    round_epochs: int = setting(1, "epochs from one round to the next", within="[1, inf)")
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +15,7 @@ from mipl.nn.encoders import Standardize, make_encoder, output_width
 from mipl.nn.heads import make_head
 from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
-from mipl.registry import Registry, setting
+from mipl.registry import Registry, Settings, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Clock:
 
 
 @dataclasses.dataclass(frozen=True)
-class Method(ABC):
+class Method(Settings, ABC):
     """A method is a frozen dataclass: the fields are its hyper-parameters, the methods what it computes."""
 
     summary: ClassVar[str]  # what it does
@@ -74,19 +73,19 @@ class Method(ABC):
 
     # What most methods need none of, in the order in which the trainer calls it.
 
-    def prepare(self, net: Any, loader: BagLoader, table: PseudoLabels, seed: int) -> None:  # noqa: B027
+    def prepare(self, net: Any, loader: BagLoader, table: PseudoLabels, seed: int) -> None:
         """Set up ``net`` and ``table`` from the training bags, once, before the first epoch."""
 
-    def on_epoch_start(self, net: Any, epoch: int) -> None:  # noqa: B027
+    def on_epoch_start(self, net: Any, epoch: int) -> None:
         """Follow the epoch (1, 2, …), for example with a temperature."""
 
-    def after_step(self, net: Any, batch: BagBatch, table: PseudoLabels, clock: Clock) -> None:  # noqa: B027
+    def after_step(self, net: Any, batch: BagBatch, table: PseudoLabels, clock: Clock) -> None:
         """Look at a batch again after the step on it."""
 
-    def on_epoch_end(self, net: Any, table: PseudoLabels, clock: Clock) -> None:  # noqa: B027
+    def on_epoch_end(self, net: Any, table: PseudoLabels, clock: Clock) -> None:
         """Look at the table after all bags."""
 
-    def finish(self, net: Any, loader: BagLoader) -> None:  # noqa: B027
+    def finish(self, net: Any, loader: BagLoader) -> None:
         """Store in ``net`` what prediction needs of the training bags, once, after the last epoch."""
 
 
@@ -100,11 +99,13 @@ class AttentionMethod(Method):
     head: Literal["linear", "sigmoid"] = setting(
         "linear", "linear, or sigmoid as the earlier methods have it"
     )
-    width: int = setting(128, "L, the width of instance features (the paper: 128; 512 on the CRC sets)")
-    dropout: float = setting(0.5, "dropout in the encoder")
-    tau_start: float = setting(5.0, "MAM: temperature in the first epoch")
-    tau_decay: float = setting(0.95, "MAM: factor on the temperature from epoch to epoch")
-    tau_min: float = setting(0.1, "MAM: lowest temperature")
+    width: int = setting(
+        128, "L, the width of instance features (the paper: 128; 512 on the CRC sets)", within="[1, inf)"
+    )
+    dropout: float = setting(0.5, "dropout in the encoder", within="[0, 1)")
+    tau_start: float = setting(5.0, "MAM: temperature in the first epoch", within="(0, inf)")
+    tau_decay: float = setting(0.95, "MAM: factor on the temperature from epoch to epoch", within="(0, 1]")
+    tau_min: float = setting(0.1, "MAM: lowest temperature", within="(0, inf)")
     mam_order: Literal["scores", "weights"] = setting(
         "scores", "MAM: z-score the scores, or (diverges) the weights"
     )
@@ -114,16 +115,9 @@ class AttentionMethod(Method):
     )
 
     def __post_init__(self) -> None:
-        if self.width < 1 or not 0.0 <= self.dropout < 1.0:
-            raise SettingError(
-                f"width = {self.width} must be at least 1 and dropout = {self.dropout} in [0, 1)."
-            )
-        if not (self.tau_start >= self.tau_min > 0 and 0 < self.tau_decay <= 1):
-            raise SettingError(
-                "The temperature must start at or above its floor, above 0, with a decay in (0, 1]."
-            )
-        if self.update not in ("before", "after"):
-            raise SettingError(f"update = {self.update!r} must be 'before' or 'after'.")
+        super().__post_init__()
+        if self.tau_start < self.tau_min:
+            raise SettingError(f"tau_start = {self.tau_start} must be at least tau_min = {self.tau_min}.")
 
     @property
     def trains_convolutions(self) -> bool:
@@ -197,13 +191,6 @@ class AttentionMethod(Method):
         weights = table.weights[batch.index]
         table.update(batch.index, logits, clock.alpha_after)
         return weights
-
-
-def check_weights(**weights: float) -> None:
-    """Refuse weights of a loss that are negative or not finite."""
-    for name, value in weights.items():
-        if not 0 <= value < math.inf:
-            raise SettingError(f"{name} = {value} must be finite and at least 0.")
 
 
 def paper_width(dataset: str) -> int:

@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from mipl.data.batch import BagBatch
 from mipl.losses import mdl_loss
-from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock, check_weights
+from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock
 from mipl.nn.network import BagNetwork, Output
 from mipl.nn.segments import segment_ids, segment_sum
 from mipl.pseudo_labels import PseudoLabels
@@ -36,11 +36,7 @@ class DEMIPL(AttentionMethod):
     )
     cost = "One pass over the instances of a batch and their features, as every method on the shared network."
 
-    entropy_weight: float = setting(1e-4, "λ, the weight of the attention's entropy")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_weights(entropy_weight=self.entropy_weight)
+    entropy_weight: float = setting(1e-4, "λ, the weight of the attention's entropy", within="[0, inf)")
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mipl.data.batch import BagBatch
 from mipl.losses import mdl_loss
-from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock, check_weights, paper_width
+from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock, paper_width
 from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
@@ -48,12 +48,8 @@ class ELIMIPL(AttentionMethod):
     )
     cost = "One pass over the instances of a batch and their features, as every method on the shared network."
 
-    inhibition: float = setting(10.0, "γ, the weight of −log(1 − p) on the non-candidates")
-    sparsity: float = setting(10.0, "μ, the weight of p on the candidates")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_weights(inhibition=self.inhibition, sparsity=self.sparsity)
+    inhibition: float = setting(10.0, "γ, the weight of −log(1 − p) on the non-candidates", within="[0, inf)")
+    sparsity: float = setting(10.0, "μ, the weight of p on the candidates", within="[0, inf)")
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:

@@ -120,18 +120,16 @@ class FastMIPL(Method):
         "classes × 2 numbers for each instance (Birdsong-MIPL: below 1 GB)."
     )
 
-    samples: int = setting(10, "S, draws from the posterior in a step")
+    samples: int = setting(10, "S, draws from the posterior in a step", within="[1, inf)")
     layers: str = setting("128", "widths of the encoder's linear layers, for example 512-256")
-    dropout: float = setting(0.5, "dropout after each of them")
-    rank: int = setting(5, "rank of V in the posterior's covariance; not published, our choice")
+    dropout: float = setting(0.5, "dropout after each of them", within="[0, 1)")
+    rank: int = setting(
+        5, "rank of V in the posterior's covariance; not published, our choice", within="[1, inf)"
+    )
 
     def __post_init__(self) -> None:
-        if self.samples < 1 or self.rank < 1 or not 0.0 <= self.dropout < 1.0:
-            raise SettingError(
-                f"samples = {self.samples} and rank = {self.rank} must be at least 1, "
-                f"and dropout = {self.dropout} in [0, 1)."
-            )
-        if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)*", str(self.layers)):
+        super().__post_init__()
+        if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)*", self.layers):
             raise SettingError(f"layers = {self.layers!r} must be widths such as 128 or 512-256.")
 
     @classmethod

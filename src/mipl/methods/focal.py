@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal
 
 from torch import Tensor
 
 from mipl.data.batch import BagBatch
-from mipl.errors import SettingError
 from mipl.losses import focal_loss, inverse_focal_loss
 from mipl.methods.base import CDL_PAPER, METHODS, AttentionMethod, Clock
 from mipl.nn.network import BagNetwork, Output
@@ -33,17 +31,10 @@ class Focal(AttentionMethod):
     cost = "That of CDL."
 
     kind: Literal["fl", "ifl"] = setting("fl", "fl: focal, ifl: inverse focal")
-    gamma: float = setting(1.0, "γ, the power of the focal factor")
+    gamma: float = setting(1.0, "γ, the power of the focal factor", within="[0, inf)")
     target: Literal["candidates", "top"] = setting(
         "candidates", "every candidate by its weight (Eqs. 5–6), or the top one alone (Eqs. 3–4)"
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kind not in LOSSES or not 0 <= self.gamma < math.inf:
-            raise SettingError(
-                f"kind = {self.kind!r} must be 'fl' or 'ifl', and gamma = {self.gamma} at least 0."
-            )
 
     def loss(
         self, net: BagNetwork, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.losses import candidate_log_softmax
-from mipl.methods.base import METHODS, Clock, check_weights
+from mipl.methods.base import METHODS, Clock
 from mipl.methods.partial import PartialLabelMethod
 from mipl.nn.pooled import PooledNetwork
 from mipl.pseudo_labels import PseudoLabels
@@ -35,11 +35,7 @@ class LWS(PartialLabelMethod):
         "is bounded and not one of probabilities: calibrate before relying on them."
     )
 
-    beta: float = setting(2.0, "β, how much non-candidates count; the authors use 2 or 1")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_weights(beta=self.beta)
+    beta: float = setting(2.0, "β, how much non-candidates count; the authors use 2 or 1", within="[0, inf)")
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import os
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mipl import machine
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.errors import SettingError
 from mipl.losses import candidate_log_softmax
@@ -61,21 +60,18 @@ class MIPLGP(Method):
         "points: time with instances × M² × candidates, memory with instances × M."
     )
 
-    inducing: int | str | None = setting(
-        "auto", f"inducing points; none: exact; auto: exact up to {EXACT} instances, else {FEWEST} to {MOST}"
+    inducing: int | Literal["auto"] | None = setting(
+        "auto",
+        f"inducing points; none: exact; auto: exact up to {EXACT} instances, else {FEWEST} to {MOST}",
+        within="[1, inf)",
     )
-    kept: float = setting(0.5, "share of the initial weights in the new ones; 0: the posterior's alone")
+    kept: float = setting(
+        0.5, "share of the initial weights in the new ones; 0: the posterior's alone", within="[0, 1]"
+    )
     released: bool = setting(
         False,
         "weights from the prior means, and prediction from the initial targets, as in the released code",
     )
-
-    def __post_init__(self) -> None:
-        number = isinstance(self.inducing, int) and not isinstance(self.inducing, bool) and self.inducing > 0
-        if not number and self.inducing not in ("auto", None):
-            raise SettingError(f"inducing = {self.inducing!r} must be a number above 0, auto or none.")
-        if not 0.0 <= self.kept <= 1.0:
-            raise SettingError(f"kept = {self.kept} must be in [0, 1].")
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:
@@ -255,9 +251,7 @@ def memory(device: torch.device) -> float:
     """Return the bytes of memory that the device has, or infinity where that cannot be known."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # not on every system
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return math.inf
+    return machine.memory()
 
 
 METHODS.register("miplgp", MIPLGP)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mipl.data.batch import BagBatch
 from mipl.losses import margin, mdl_loss
-from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock, check_weights, paper_width
+from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock, paper_width
 from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
@@ -38,11 +38,7 @@ class MIPLMA(AttentionMethod):
     )
     cost = "One pass over the instances of a batch and their features, as every method on the shared network."
 
-    margin_weight: float = setting(0.05, "λ, the weight of the margins' mean and spread")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_weights(margin_weight=self.margin_weight)
+    margin_weight: float = setting(0.05, "λ, the weight of the margins' mean and spread", within="[0, inf)")
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:

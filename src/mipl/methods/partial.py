@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from mipl.data.batch import BagBatch, BagLoader
-from mipl.errors import SettingError
 from mipl.losses import candidate_log_softmax
 from mipl.methods.base import Clock, Method, paper_width
 from mipl.nn.encoders import Standardize, make_encoder, output_width
@@ -31,16 +30,10 @@ class PartialLabelMethod(Method):
     cost = "The cheapest methods here: the network sees one vector a bag, and again after the step."
 
     pooling: Literal["mean", "maxmin"] = setting("mean", "a bag's vector: mean (d), or max and min (2d)")
-    width: int = setting(128, "L, the width of the encoded vector (the paper: 128; 512 on the CRC sets)")
-    dropout: float = setting(0.5, "dropout in the encoder")
-
-    def __post_init__(self) -> None:
-        if self.pooling not in ("mean", "maxmin"):
-            raise SettingError(f"pooling = {self.pooling!r} must be 'mean' or 'maxmin'.")
-        if self.width < 1 or not 0.0 <= self.dropout < 1.0:
-            raise SettingError(
-                f"width = {self.width} must be at least 1 and dropout = {self.dropout} in [0, 1)."
-            )
+    width: int = setting(
+        128, "L, the width of the encoded vector (the paper: 128; 512 on the CRC sets)", within="[1, inf)"
+    )
+    dropout: float = setting(0.5, "dropout in the encoder", within="[0, 1)")
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:

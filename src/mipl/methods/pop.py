@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal
 
 import torch
@@ -43,22 +42,16 @@ class POP(PartialLabelMethod):
     )
 
     competitor: Literal["none", "cc", "cn"] = setting("none", "none: cross-entropy; cc or cn: CDL")
-    gamma: float = setting(1.0, "γ of CDL")
-    purify_after: int = setting(20, "epochs before the first purification")
-    theta_start: float = setting(1e-3, "θ at the start")
-    theta_max: float = setting(0.4, "largest θ")
+    gamma: float = setting(1.0, "γ of CDL", within="[0, inf)")
+    purify_after: int = setting(20, "epochs before the first purification", within="[1, inf)")
+    theta_start: float = setting(1e-3, "θ at the start", within="[0, 1)")
+    theta_max: float = setting(0.4, "largest θ", within="[0, 1)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.competitor not in ("none", "cc", "cn") or not 0 <= self.gamma < math.inf:
+        if self.theta_start > self.theta_max:
             raise SettingError(
-                f"competitor = {self.competitor!r} must be 'none', 'cc' or 'cn', "
-                f"and gamma = {self.gamma} at least 0."
-            )
-        if self.purify_after < 1 or not 0 <= self.theta_start <= self.theta_max < 1:
-            raise SettingError(
-                f"purify_after = {self.purify_after} must be at least 1, and "
-                f"0 ≤ theta_start = {self.theta_start} ≤ theta_max = {self.theta_max} < 1."
+                f"theta_start = {self.theta_start} must be at most theta_max = {self.theta_max}."
             )
 
     def prepare(self, net: PooledNetwork, loader: BagLoader, table: PseudoLabels, seed: int) -> None:

@@ -12,9 +12,8 @@ from torch.nn.functional import logsigmoid
 from torch.special import entr
 
 from mipl.data.batch import BagBatch
-from mipl.errors import SettingError
 from mipl.losses import mdl_loss
-from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock, check_weights, paper_width
+from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock, paper_width
 from mipl.nn.network import BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
@@ -57,17 +56,11 @@ class ProMIPL(AttentionMethod):
     advice = "As a baseline; for probabilities to be believed, take head=linear or mam-cc and mam-cn."
     cost = "In training two small networks a bag more than others on the shared network; in prediction none."
 
-    entropy_weight: float = setting(1.0, "w_e, the weight of the inferred labels' entropy")
-    rebuild_weight: float = setting(1.0, "w_r, the weight of rebuilding the weights")
+    entropy_weight: float = setting(1.0, "w_e, the weight of the inferred labels' entropy", within="[0, inf)")
+    rebuild_weight: float = setting(1.0, "w_r, the weight of rebuilding the weights", within="[0, inf)")
     schedule: Literal["cosine", "constant"] = setting(  # type: ignore[misc]
         "cosine", "schedule of the learning rate: cosine or constant"
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_weights(entropy_weight=self.entropy_weight, rebuild_weight=self.rebuild_weight)
-        if self.schedule not in ("cosine", "constant"):
-            raise SettingError(f"schedule = {self.schedule!r} must be 'cosine' or 'constant'.")
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:

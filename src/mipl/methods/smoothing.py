@@ -7,7 +7,6 @@ import dataclasses
 from torch import Tensor
 
 from mipl.data.batch import BagBatch
-from mipl.errors import SettingError
 from mipl.losses import mdl_loss
 from mipl.methods.base import METHODS, AttentionMethod, Clock
 from mipl.nn.network import BagNetwork, Output
@@ -31,12 +30,9 @@ class Smoothing(AttentionMethod):
     advice = "For comparison with CDL: what a known remedy for over-confidence does, all else being equal."
     cost = "One pass over the instances of a batch and their features, as every method on the shared network."
 
-    smoothing: float = setting(0.1, "ε, the share of the weights spread evenly over the candidates")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.smoothing <= 1:
-            raise SettingError(f"smoothing = {self.smoothing} must be in [0, 1].")
+    smoothing: float = setting(
+        0.1, "ε, the share of the weights spread evenly over the candidates", within="[0, 1]"
+    )
 
     def loss(
         self, net: BagNetwork, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mipl.data.batch import BagBatch
-from mipl.errors import SettingError
 from mipl.methods.base import AttentionMethod, Clock
 from mipl.nn.network import Output
 from mipl.pseudo_labels import PseudoLabels
@@ -19,16 +19,12 @@ from mipl.registry import setting
 class TrustingMethod(AttentionMethod):
     """A method on the shared network whose loss asks nothing of the candidates but their weights."""
 
-    trust: float | str = setting(
+    trust: float | Literal["estimate"] = setting(
         1.0,
         "chance that the truth is a candidate, in (0, 1], or estimate; below 1 a bag may leave its set",
+        within="(0, 1]",
         idle=1.0,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.trust != "estimate" and (isinstance(self.trust, str) or not 0 < self.trust <= 1):
-            raise SettingError(f"trust = {self.trust!r} must be a number above 0 and up to 1, or 'estimate'.")
 
     def table(self, candidates: Tensor, initial: Tensor | None, members: int = 1) -> PseudoLabels:
         """Return the table of weights, over all classes where the truth may be no candidate."""

@@ -54,10 +54,13 @@ def _steps(along: Floats, line: Floats) -> float | None:
     steps = steps[steps > 0]
     if not len(steps):
         return None
-    sizes, counts = np.unique(steps, return_counts=True)
+    # to four figures: single precision spoils steps that are no whole numbers
+    rounded = steps.round(3 - int(np.floor(np.log10(np.median(steps)))))
+    sizes, counts = np.unique(rounded, return_counts=True)
     common = int(counts.argmax())
-    # points that happen to share a line have steps of all sizes
-    return float(sizes[common]) if 2 * counts[common] >= len(steps) and 2 * len(steps) >= len(along) else None
+    if 2 * counts[common] < len(steps) or 2 * len(steps) < len(along):
+        return None  # points that happen to share a line have steps of all sizes
+    return float(np.median(steps[rounded == sizes[common]]))
 
 
 def heat_map(attention: npt.ArrayLike, coordinates: npt.ArrayLike, *, marked: int = 10) -> Figure:

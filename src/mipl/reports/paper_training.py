@@ -257,8 +257,8 @@ def draw_cost(item: Item, name: str, runs: Runs) -> Product:
 def _costs(records: Sequence[Record]) -> tuple[float | None, ...]:
     """Return FLOPs and parameters in millions, memory in MiB and processor seconds; None for no record."""
 
-    def mean(measured: Iterable[float]) -> float | None:
-        known = list(measured)
+    def mean(measured: Iterable[float | None]) -> float | None:
+        known = [value for value in measured if value is not None]
         return sum(known) / len(known) if known else None
 
     return (

@@ -1,4 +1,7 @@
-"""What reviewers said, in an SQLite file: a log that only grows, in which the last word on a bag counts."""
+"""What reviewers said, in an SQLite file: a log that only grows, in which the last word on a bag counts.
+
+The file is the only state: servers that share it see each other's reviews at once.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,10 @@ from pathlib import Path
 from mipl.errors import DataError, StorageError, suggest
 
 FORMAT = 1  # the file's user_version
+LAST = """
+SELECT bag_id, label FROM reviews
+WHERE number IN (SELECT max(number) FROM reviews GROUP BY bag_id) AND label IS NOT NULL ORDER BY number
+"""
 TABLE = """
 CREATE TABLE reviews (
     number INTEGER PRIMARY KEY,
@@ -34,35 +41,23 @@ class Reviews:
                 self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
                 opened.callback(self._file.close)
                 self._prepare()
-                self._labels = self._read()
             except sqlite3.Error as error:
                 raise StorageError(f"{path} cannot be used as a file of reviews: {error}.") from error
+            self.labels()  # refuse reviews of other bags before serving
             opened.pop_all()
 
     def _prepare(self) -> None:
+        self._file.execute("BEGIN IMMEDIATE")  # of servers that start at once, one makes the table
         version = self._file.execute("PRAGMA user_version").fetchone()[0]
         tables = self._file.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if version != FORMAT and (version or tables):
             raise StorageError(f"{self.path} is a database, but not one of reviews: give another file.")
-        self._file.execute("PRAGMA journal_mode = WAL")
-        self._file.execute("PRAGMA synchronous = FULL")  # a commit of WAL is else not yet on disk
         if not tables:
             self._file.execute(TABLE)
             self._file.execute(f"PRAGMA user_version = {FORMAT}")
-
-    def _read(self) -> dict[str, str]:
-        labels: dict[str, str] = {}
-        for bag, label in self._file.execute("SELECT bag_id, label FROM reviews ORDER BY number"):
-            labels.pop(bag, None)
-            if label is not None:
-                labels[bag] = label
-        for bag, label in labels.items():
-            if bag not in self._ids or label not in self._classes:
-                raise StorageError(
-                    f"{self.path} calls bag '{bag}' '{label}', which these data and this model do not know: "
-                    "give another file."
-                )
-        return labels
+        self._file.execute("COMMIT")
+        self._file.execute("PRAGMA journal_mode = WAL")
+        self._file.execute("PRAGMA synchronous = FULL")  # a commit of WAL is else not yet on disk
 
     def add(self, bag: str, label: str | None) -> None:
         """Write a reviewer's label of a bag; None takes it back."""
@@ -78,14 +73,21 @@ class Reviews:
                 )
             except sqlite3.Error as error:
                 raise StorageError(f"The review could not be written: {error}.") from error
-            self._labels.pop(bag, None)
-            if label is not None:
-                self._labels[bag] = label
 
     def labels(self) -> dict[str, str]:
-        """Return the label of each reviewed bag, the latest last."""
+        """Return the label of each reviewed bag as the file has it now, the latest last."""
         with self._lock:
-            return dict(self._labels)
+            try:
+                labels: dict[str, str] = dict(self._file.execute(LAST).fetchall())
+            except sqlite3.Error as error:
+                raise StorageError(f"The reviews in {self.path} cannot be read: {error}.") from error
+        for bag, label in labels.items():
+            if bag not in self._ids or label not in self._classes:
+                raise StorageError(
+                    f"{self.path} calls bag '{bag}' '{label}', which these data and this model do not know: "
+                    "give another file."
+                )
+        return labels
 
     def close(self) -> None:
         """Close the file; what was added is in it already."""

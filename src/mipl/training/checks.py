@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from typing import Literal
 
 import numpy as np
+from torch import nn
 
 from mipl.data.bags import Bags
 from mipl.errors import DataError, MiplNotice
+from mipl.registry import Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters(Settings):
+    """What a classifier takes besides the method, the recipe and their settings."""
+
+    random_state: int | None = 0  # seed of training; none: another one each time
+    scale: Literal["auto", "none"] = "auto"  # standardise features that come as vectors, or do not
+    encoder: nn.Module | None = None  # the user's own encoder of instances
+    device: str = "auto"  # auto, cpu or cuda
+    verbose: bool | int = False  # show the progress of training
 
 
 def check_training(bags: Bags) -> None:

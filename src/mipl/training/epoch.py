@@ -152,10 +152,7 @@ class Loop:
                     torch.where(size_of > 0, totals / size_of.clamp(min=1e-9), prior), prior, strength
                 )
             total = [before + now for before, now in zip(total, loss.tolist(), strict=True)]
-            if any(value != value for value in total):
-                raise TrainingError(
-                    f"The loss became NaN in epoch {epoch}: lower lr, "
-                    "or use recipe='stable', which clips gradients."
-                )
+            if not all(map(math.isfinite, total)):
+                raise TrainingError(recipe.divergence(epoch))
         method.on_epoch_end(net, table, clock)
         return total

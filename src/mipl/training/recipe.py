@@ -11,7 +11,7 @@ from torch import nn
 
 from mipl.errors import SettingError, suggest
 from mipl.nn.encoders import FeatureEncoder, Standardize
-from mipl.registry import setting
+from mipl.registry import Settings, setting
 from mipl.training.flat import FlatParameters
 
 # Part of the identity of a run. A change of defaults or of the training procedure is a new version: raise it
@@ -25,87 +25,73 @@ IMAGE_LR = 1e-3  # learning rate of all layers of an image encoder after the war
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class Recipe(Settings):
     """Everything about training that is not the method: 12 settings, each replaceable on its own."""
 
-    epochs: int = setting(100, "T, passes over the training bags", group="optimiser")
-    batch_size: int | None = setting(8, "bags per step; none: all of them", group="optimiser")
+    epochs: int = setting(100, "T, passes over the training bags", within="[1, inf)", group="optimiser")
+    batch_size: int | None = setting(
+        8, "bags per step; none: all of them", within="[1, inf)", group="optimiser"
+    )
     optimizer: Literal["sgd", "adamw"] = setting(
         "adamw", "adamw, or sgd (momentum 0.9, Nesterov)", group="optimiser"
     )
-    lr: float = setting(6e-3, "initial learning rate of the cosine schedule", group="optimiser")
+    lr: float = setting(
+        6e-3, "initial learning rate of the cosine schedule", within="(0, inf)", group="optimiser"
+    )
     weight_decay: float | None = setting(
         None,
         "weight decay; none: of 0.001 and 0.2 the one with the higher out-of-fold likelihood of the "
         "candidate sets (0.01 for images and single networks)",
+        within="[0, inf)",
         group="optimiser",
     )
     clip_norm: float | None = setting(
-        1.0, "maximum norm of a step's gradient; none: no clipping", group="optimiser"
+        1.0, "maximum norm of a step's gradient; none: no clipping", within="(0, inf)", group="optimiser"
     )
     instance_dropout: float = setting(
-        0.1, "proportion of a bag's instances left out of a step", group="optimiser"
+        0.1, "proportion of a bag's instances left out of a step", within="[0, 1)", group="optimiser"
     )
     warmup: float = setting(
         0.5,
         "proportion of the epochs, the first ones, whose loss is the likelihood of the candidate sets, with "
         "class balancing where sets are large",
+        within="[0, 1)",
         group="warm-up",
     )
     background: float = setting(
         0.3,
         "weight of the background-entropy regulariser, which keeps instances without attention uninformative",
         idle=0.0,
+        within="[0, inf)",
         group="warm-up",
     )
     ensemble: int = setting(
         8,
         "networks, each trained without a quarter of the bags, whose mean predicts; 1: one network",
         idle=1,
+        within="[1, inf)",
         group="ensemble",
     )
     components: int = setting(
         192,
         "principal components that wider features are reduced to for training; 0: no reduction",
         idle=0,
+        within="[0, inf)",
         group="ensemble",
     )
     pretrain: int = setting(
         60,
         "contrastive steps on images alone before a built-in image encoder is trained; 0: none",
         idle=0,
+        within="[0, inf)",
         group="images",
     )
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("epochs", 1),
-            ("batch_size", 1),
-            ("pretrain", 0),
-            ("ensemble", 1),
-            ("components", 0),
-        ):
-            value = getattr(self, name)
-            if (name, value) != ("batch_size", None) and int(value) < least:
-                raise SettingError(f"{name} = {value} must be at least {least}.")
-        for name in ("lr", "clip_norm"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise SettingError(f"{name} = {value} must be above 0.")
-        if self.weight_decay is not None and not 0 <= self.weight_decay < math.inf:
-            raise SettingError(f"weight_decay = {self.weight_decay} must be finite and at least 0, or none.")
+        super().__post_init__()
         if self.ensemble == 2:
             raise SettingError(
                 "ensemble = 2 is too few: two members must leave out each bag; give 1, or 3 or more."
-            )
-        if not 0 <= self.background < math.inf:
-            raise SettingError(f"background = {self.background} must be finite and at least 0.")
-        for name in ("instance_dropout", "warmup"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise SettingError(f"{name} = {getattr(self, name)} must be in [0, 1).")
-        if self.optimizer not in ("sgd", "adamw"):
-            raise SettingError(
-                f"There is no optimizer '{self.optimizer}'.{suggest(self.optimizer, ('sgd', 'adamw'))}"
             )
 
     def in_effect(self, *, vectors: bool = False) -> Recipe:
@@ -184,6 +170,15 @@ class Recipe:
         """Return the factor on the method's own γ: 0 during the warm-up, then 1."""
         return float(epoch > self.warmup_epochs)
 
+    def divergence(self, epoch: int) -> str:
+        """Return what to say of a loss that is not finite: settings that help and are not in use already."""
+        lower = min(self.lr / 10, Recipe().lr)
+        clip = "" if self.clip_norm is not None else ", or set clip_norm to 1, which clips gradients"
+        return (
+            f"The loss became NaN or infinite in epoch {epoch} at lr = {self.lr:g}: "
+            f"lower lr, for example to {lower:g}{clip}."
+        )
+
     def lr_at(self, epoch: int) -> float:
         """Return the learning rate of the cosine schedule."""
         return self.lr * 0.5 * (1.0 + math.cos(math.pi * (epoch - 1) / self.epochs))
@@ -210,6 +205,6 @@ RECIPES: dict[str, Recipe] = {
 
 def make_recipe(name: str, **changes: object) -> Recipe:
     """Return the named recipe with some settings changed."""
-    if name not in RECIPES:
+    if not isinstance(name, str) or name not in RECIPES:
         raise SettingError(f"There is no recipe '{name}'.{suggest(name, RECIPES)}")
     return dataclasses.replace(RECIPES[name], **changes)  # type: ignore[arg-type]

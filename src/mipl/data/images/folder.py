@@ -22,6 +22,7 @@ from mipl.files import atomic_file, check_folder, read_json, write_json
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp")
 RECORD = "generator.json"
+PLACE = "upper left corner"  # what coordinates are, as slide tools write them and `mipl explain` draws them
 Report = Callable[[int, str], None]  # how many images are done, and the last one's id
 
 
@@ -256,7 +257,7 @@ def _is_whole(path: Path, image: ImageFile) -> bool:
     try:
         with h5py.File(path, "r") as file:
             features, coordinates = file["features"][()], file["coords"][()]
-            same = file.attrs["image"] == _stamp(image.path)
+            same = file.attrs["image"] == _stamp(image.path) and file["coords"].attrs["place"] == PLACE
     except Exception:  # a damaged file makes h5py raise whatever it stumbles on
         return False
     fits = features.ndim == 2 and coordinates.shape == (len(features), 2)
@@ -269,6 +270,7 @@ def _write(path: Path, image: ImageFile, instances: Instances) -> None:
     with atomic_file(path) as temporary, h5py.File(temporary, "w") as file:
         file["features"] = instances.features
         file["coords"] = instances.coordinates
+        file["coords"].attrs["place"] = PLACE
         file.attrs["image"] = _stamp(image.path)
 
 

@@ -28,7 +28,9 @@ class Instances:
     """What a generator makes of one image."""
 
     features: NDArray[np.float32]  # (n, d)
-    coordinates: NDArray[np.float32]  # (n, 2): x and y of the centre; the image spans 0 … w and 0 … h
+    coordinates: NDArray[
+        np.float32
+    ]  # (n, 2): x and y of the upper left corner; the image spans 0 … w and 0 … h
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,11 +52,10 @@ def row(image: Image) -> Instances:
     check_image(image, SIDE, "row")
     means = _reduced(image).mean(axis=1)  # (8, 3)
     around = np.pad(means, ((1, 1), (0, 0)), mode="edge")
-    height, width = image.shape[:2]
-    centres = (np.arange(SIDE) + 0.5) * height / SIDE
+    tops = np.arange(SIDE) * image.shape[0] / SIDE
     return _instances(
         np.hstack([means, means - around[:-2], means - around[2:]]),
-        np.stack([np.full(SIDE, width / 2), centres], axis=1),
+        np.stack([np.zeros(SIDE), tops], axis=1),
     )
 
 
@@ -71,7 +72,9 @@ def sbn(image: Image) -> Instances:
     centre = blobs[own, own]
     neighbours = (blobs[near, own], blobs[far, own], blobs[own, near], blobs[own, far])
     features = np.concatenate([centre, *(centre - other for other in neighbours)], axis=-1)  # (3, 3, 15)
-    y, x = np.mgrid[own, own] + 1.0  # a blob's centre is the corner that its four pixels share
+    y, x = (
+        np.mgrid[own, own] + 0.5
+    )  # blobs overlap: what stands for one is the pixel-sized cell in its middle
     height, width = image.shape[:2]
     return _instances(
         features.reshape(9, 15), np.stack([x.ravel() * width / SIDE, y.ravel() * height / SIDE], axis=1)
@@ -83,7 +86,8 @@ def kmeans_seg(image: Image) -> Instances:
 
     A blob is its mean Y, Cb and Cr and the energy of Y in three wavelet bands. k grows from 3 to 6 while
     each step lowers the error by ``DROP``; an image of one or two different blobs has as many segments.
-    Segments are in the order of their first blob; a segment's place is the mean of its blobs' centres.
+    Segments are in the order of their first blob; a segment has no corner, so its place is the mean of its
+    blobs' centres.
     """
     from sklearn.cluster import KMeans
 
@@ -126,7 +130,7 @@ def sift(image: Image) -> Instances:
     features = np.zeros((GRID * GRID, 128))
     for keypoint, descriptor in zip(kept, () if descriptors is None else descriptors, strict=True):
         features[keypoint.class_id] = descriptor  # OpenCV may drop or sort keypoints
-    return _instances(features, centres)
+    return _instances(features, centres - np.array([width, height]) / (2 * GRID))
 
 
 def check_image(image: Image, side: int, name: str) -> None:

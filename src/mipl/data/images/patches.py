@@ -26,10 +26,10 @@ RESNET34 = "microsoft/resnet-34"
 
 
 def patch_grid(image: Image, n: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Cut ``image`` into a grid of ``n`` equal patches; return them (n, h, w, 3) and their centres (n, 2).
+    """Cut ``image`` into a grid of ``n`` equal patches; return them (n, h, w, 3) and their corners (n, 2).
 
-    Patches are in reading order and do not overlap. What does not divide evenly, fewer than √n pixels a
-    direction, is left out half on each side.
+    Corners are the upper left ones, x and y. Patches are in reading order and do not overlap. What does not
+    divide evenly, fewer than √n pixels a direction, is left out half on each side.
     """
     side = _side(n)
     check_image(image, MIN_PATCH * side, f"a grid of {n} patches")
@@ -37,9 +37,9 @@ def patch_grid(image: Image, n: int) -> tuple[NDArray[np.uint8], NDArray[np.floa
     top, left = (image.shape[0] - side * height) // 2, (image.shape[1] - side * width) // 2
     used = image[top : top + side * height, left : left + side * width]
     patches = used.reshape(side, height, side, width, 3).swapaxes(1, 2).reshape(n, height, width, 3)
-    rows, columns = np.mgrid[:side, :side] + 0.5
-    centres = np.stack([left + columns.ravel() * width, top + rows.ravel() * height], axis=1)
-    return patches, centres.astype(np.float32)
+    rows, columns = np.mgrid[:side, :side]
+    corners = np.stack([left + columns.ravel() * width, top + rows.ravel() * height], axis=1)
+    return patches, corners.astype(np.float32)
 
 
 class PatchEncoder:
@@ -121,7 +121,7 @@ def patches(n: int, encoder: PatchEncoder, name: str | None = None) -> Generator
         for members in sizes.values():
             encoded = encoder(np.concatenate([grids[i][0] for i in members]))
             features.update(zip(members, np.split(encoded, len(members)), strict=True))
-        return [Instances(features[i], centres) for i, (_, centres) in enumerate(grids)]
+        return [Instances(features[i], corners) for i, (_, corners) in enumerate(grids)]
 
     return Generator(
         name=name or f"{encoder.name}-{n}",
