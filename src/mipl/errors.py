@@ -26,8 +26,17 @@ class TrainingError(MiplError, RuntimeError):
     """Training that cannot go on."""
 
 
+MOST_LISTED = 5
+
+
+def listed(names: Iterable[object], most: int = MOST_LISTED) -> str:
+    """Return the first names separated by commas, with ', …' where there are more."""
+    given = [str(name) for name in names]
+    return ", ".join(given[:most]) + (", …" if len(given) > most else "")
+
+
 def suggest(name: object, known: Iterable[object]) -> str:
     """Return ' Did you mean …?' or, when nothing is near, the list of what is known."""
     options = [str(option) for option in known]
     near = difflib.get_close_matches(str(name), options, n=1, cutoff=0.6)
-    return f" Did you mean '{near[0]}'?" if near else f" Known: {', '.join(options)}."
+    return f" Did you mean '{near[0]}'?" if near else f" Known: {listed(options, 30)}."
