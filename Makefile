@@ -6,12 +6,13 @@ OUT ?= demo
 # One thread a process: the tests and the demo run one process a core.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test bench setup lint clean
+.PHONY: demo test fuzz bench setup lint clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train a calibrated and two uncalibrated models, write $(OUT)/index.html"
 	@echo "make test   lint, types and the whole test suite"
+	@echo "make fuzz   every case of the fuzz tests, of which make test runs a tenth"
 	@echo "make bench  measure speed and memory (half an hour on a quiet machine), fill in docs/speed.md"
 	@echo "make setup  only create .venv and install"
 
@@ -35,6 +36,9 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --durations=10
+
+fuzz: setup
+	MIPL_FUZZ=full $(BIN)/python -m pytest -n 2 tests/fuzz
 
 # Each side of a comparison has its own number of threads; BENCH="--only loading --raw DIR" and so on.
 bench: setup

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fuzz.cases import fuzz, summarise_cases  # noqa: F401 (a fixture)
 from mipl.data.benchmarks import digits_mipl, gaussian_bags
 
 torch.set_num_threads(1)
@@ -30,3 +31,7 @@ def shared():
     if not folder.is_dir():
         pytest.skip("the real data are not here; set MIPL_SHARED_DATA to their folder")
     return folder
+
+
+def pytest_terminal_summary(terminalreporter):
+    summarise_cases(terminalreporter)
