@@ -277,8 +277,8 @@ class Bags:
         """Return a hash of everything that can change the result of a run on these bags.
 
         It covers :meth:`content_digest`, the ids, the groups and ``missing_truth``: splits depend on groups,
-        and split files and reports on ids. Instance labels, coordinates and names of features are not in it. ``visit`` is
-        that of :meth:`content_digest`.
+        and split files and reports on ids. Instance labels, coordinates and names of features are not in it.
+        ``visit`` is that of :meth:`content_digest`.
         """
         content = self.content_digest(visit)
         groups = None if self.groups is None else self.groups.tolist()
