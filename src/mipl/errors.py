@@ -9,6 +9,9 @@ from collections.abc import Iterable
 class MiplError(Exception):
     """Base of every error that a user can mend; the command line prints it and exits with 2."""
 
+    def __str__(self) -> str:
+        return " ".join(super().__str__().splitlines())  # one line, whatever a file's fields hold
+
 
 class DataError(MiplError, ValueError):
     """Bags, candidate sets or labels that cannot be learned from as they are."""
