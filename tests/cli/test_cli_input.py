@@ -115,6 +115,10 @@ def test_a_header_that_is_nearly_known_is_suggested(tmp_path, capsys):
     good = write(tmp_path / "ok.csv", rows())
     said = refused(capsys, "fit", good, "--labels", labels, "--out", tmp_path / "m")
     assert "did you mean 'candidates'?" in said
+    labels.write_text("bag_id,candidates,patient_id\n" + "".join(f"b{i},ash|elm,p\n" for i in range(18)))
+    bare = write(tmp_path / "bare.csv", rows(), ["bag_id", "hue"])
+    _, _, err = run(capsys, "data", "info", bare, "--labels", labels)
+    assert "column 'patient_id', which is not read: did you mean 'patient'?" in err
     comma = [{**row, "area": row["area"].replace(".", ",")} for row in rows()]
     table = write(tmp_path / "comma.csv", comma, delimiter=";")
     assert "decimals with a point" in refused(capsys, "fit", table, "--out", tmp_path / "m")

@@ -557,7 +557,7 @@ def test_labels_are_read_back_exactly(folder, given_):
         ({"classes": ("a ", "c")}, "The class 'a ' cannot be written"),
         ({"classes": ("", "c")}, "The class '' cannot be written"),
         ({"classes": ("\udfff", "c")}, r"The class '\\udfff' is not valid Unicode"),
-        ({"ids": ["x", "y\n"]}, "The bag 'y\n' cannot be written"),
+        ({"ids": ["x", "y\n"]}, "The bag 'y ' cannot be written"),
         ({"ids": ["x", "x"]}, "distinct ids"),
         ({"groups": ["p", ""]}, "The group '' cannot be written"),
         ({"groups": ["p"]}, "as many groups as bags"),

@@ -104,6 +104,8 @@ class Source:
                     f"{option} {value} is for a data set by name, but {path} is a file or folder: "
                     "leave the option out."
                 )
+        if self.skip_missing and (built or path.is_file()):
+            raise SettingError(f"--skip-missing is for a folder of slides, which {self.data} is not.")
         if self.ignore and (built or path.suffix.lower() not in TABLES):
             raise SettingError(
                 f"--ignore is for a table ({', '.join(TABLES)}), which {self.data} is not: leave it out."

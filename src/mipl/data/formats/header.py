@@ -17,7 +17,7 @@ KNOWN = {
     for name in ("FILENAME", "annotator", "rater", "vote", "predicted", "confidence", *reversed(TEXT))
 }
 # columns of what mipl writes itself, which say what a model thinks and not what is true
-PREDICTED = ("predicted", "prediction_set", "decision")
+PREDICTED = ({"predicted", "confidence"}, {"prediction_set", "decision"})
 METADATA = set(
     re.findall(
         r"\w+",
@@ -59,7 +59,7 @@ def needed_column(path: Path, header: Sequence[str], names: Sequence[str]) -> st
 
 def near_miss(name: str, known: Iterable[str]) -> str | None:
     """Return the known column that a name is nearly, or None; a known column itself is no miss."""
-    options = {option.lower(): option for option in known}
+    options = {option.lower(): option for option in reversed(list(known))}  # patient before PATIENT
     if name.lower() in options:
         return None
     near = difflib.get_close_matches(name.lower(), options, n=1, cutoff=0.8)
@@ -75,6 +75,18 @@ def without(path: Path, header: Sequence[str], ignore: Iterable[str]) -> list[st
             raise DataError(f"{path} has no column '{name}' to ignore.{suggest(name, header)}")
         left_out.add(found)
     return [name for name in header if name not in left_out]
+
+
+def check_misses(path: Path, header: Sequence[str]) -> None:
+    """Refuse a near miss of the candidates, and warn of others, which a table of labels would ignore."""
+    for known in (("candidates",), ("label",), ("weights",), GROUPS):
+        name = next((name for name in header if near_miss(name, known)), None)
+        if name is None or any(column in header for column in known):
+            continue
+        text = f"{path} has a column '{name}', which is not read: did you mean '{near_miss(name, known)}'?"
+        if known == ("candidates",):
+            raise DataError(f"{text} Rename it.")
+        warnings.warn(text, UserWarning, stacklevel=3)
 
 
 def looks_like_metadata(name: str) -> bool:
@@ -103,7 +115,7 @@ def check_features(path: Path, features: Iterable[str]) -> None:
 def check_not_predictions(path: Path, header: Sequence[str]) -> None:
     """Refuse predictions and decisions of a model where data or true labels are expected."""
     old = "confidence" in header and any(name.startswith("p(") for name in header)
-    if old or any(name in header for name in PREDICTED):
+    if old or any(columns <= set(header) for columns in PREDICTED):
         raise DataError(
             f"{path} holds predictions of a model, not what is known of the bags: give the table of labels."
         )

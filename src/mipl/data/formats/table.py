@@ -18,8 +18,8 @@ from mipl.data.formats.cells import SEPARATOR, read_cells
 from mipl.data.formats.header import (
     GROUPS,
     check_classes,
+    check_misses,
     check_not_predictions,
-    near_miss,
     needed_column,
     one_column,
     plain_header,
@@ -144,7 +144,7 @@ def read_label_table(path: Path) -> LabelTable:
         return complete(path, name, [row[name] for row in rows.values()], ids) if name in header else None
 
     labels, groups = filled("label"), filled(one_column(path, header, GROUPS))
-    _check_misses(path, header)
+    check_misses(path, header)
     sets, classes = _sets(path, header, rows, labels)
     check_classes(path, classes)
     for bag, number, names in zip(ids, rows, sets or [], strict=False):
@@ -344,13 +344,3 @@ def _match(path: Path, named: Iterable[str], bags: Bags) -> None:
     for what, names in (("bags have no row in", ids - rows), ("rows name no bag, in", rows - ids)):
         if names:
             raise DataError(f"{len(names)} {what} {path}: {listed(sorted(names))}.")
-
-
-def _check_misses(path: Path, header: Sequence[str]) -> None:
-    """Refuse a column that is nearly one of those that are read; it would be ignored."""
-    for name in header:
-        near = near_miss(name, ("candidates", "label", "weights", *GROUPS))
-        if near is not None and near not in header:
-            raise DataError(
-                f"{path} has a column '{name}', which is not read: did you mean '{near}'? Rename it."
-            )
