@@ -28,7 +28,7 @@ from mipl.nn.encoders import Standardize
 from mipl.nn.network import BagNetwork, Ensemble, Output, members_of
 from mipl.registry import plain, restored, settings_of
 from mipl.seeding import seed_for
-from mipl.training.checks import Parameters, check_features, check_training
+from mipl.training.checks import Parameters, check_features, check_training, training_summary
 from mipl.training.crossfit import mean_log_proba
 from mipl.training.fit import Build, Fitted, fit_network
 from mipl.training.model_folder import ModelFolder, write_model
@@ -180,17 +180,10 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return bags, method, recipe, seed, build
 
     def _end(self: Self, bags: Bags, method: Method, seed: int, fitted: Fitted) -> Self:
-        assert bags.candidates is not None
         self.classes_, self.feature_shape_ = np.array(bags.classes), bags.feature_shape
         self.method_, self.recipe_, self.seed_ = method, fitted.recipe, seed
         self.network_, self.history_, self.calibration_ = fitted.network, fitted.history, None
-        self.trained_on_: dict[str, Any] = {
-            "bags": len(bags),
-            "instances": int(bags.sizes.sum()),
-            "candidates_per_bag": round(float(np.mean(bags.candidates.sum(axis=1))), 4),
-            "provenance": dict(bags.provenance),
-            "digest": bags.content_digest(),
-        }
+        self.trained_on_ = training_summary(bags)
         self.out_of_fold_ = None
         if fitted.out_of_fold is not None:
             scaling, self.out_of_fold_ = fitted.out_of_fold.scaling, fitted.out_of_fold.quality
@@ -280,7 +273,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return all(isinstance(net, BagNetwork) for net in members_of(self.network_))
 
     def _batches(self, bags: Any) -> Iterator[BagBatch]:
-        bags = check_features(as_bags(bags), self.feature_shape_)
+        bags = check_features(as_bags(bags), self.feature_shape_, self.trained_on_.get("feature_names"))
         self.network_.eval()
         loader = BagLoader(bags, next(self.network_.parameters()).device)
         by_parts = BagNetwork.STORED if self.has_attention else None

@@ -41,7 +41,7 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 # K: more thresholds find a finer coverage, but each has a smaller share of δ, which few bags cannot afford
 MOST_THRESHOLDS, BAGS_A_THRESHOLD = 15, 30
-COLUMNS = ("bag_id", "label", "confidence", "prediction_set", "decision", "reason")
+COLUMNS = ("bag_id", "predicted", "confidence", "prediction_set", "decision", "reason")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,10 +186,10 @@ def decisions(
     point: OperatingPoint,
     sets: Bools | None = None,
 ) -> list[dict[str, Any]]:
-    """Return one row a bag under the names of ``COLUMNS``; the label is the most probable class.
+    """Return one row a bag under the names of ``COLUMNS``; predicted is the most probable class.
 
-    ``probabilities`` (m, k); ``sets`` (m, k), the prediction sets, an empty field without them. The label is
-    always shown in its set, also where a conformal set is empty: a larger set holds the truth no less often.
+    ``probabilities`` (m, k); ``sets`` (m, k), the prediction sets, an empty field without them. The predicted
+    class is always in its set, also where a conformal set is empty: a larger set holds the truth as often.
     """
     confidence, top = probabilities.max(axis=1), probabilities.argmax(axis=1).tolist()
     rows = []
@@ -202,7 +202,7 @@ def decisions(
         rows.append(
             {
                 "bag_id": bag,
-                "label": classes[top[i]],
+                "predicted": classes[top[i]],
                 "confidence": float(confidence[i]),
                 "prediction_set": shown,
                 "decision": "report" if report else "review",

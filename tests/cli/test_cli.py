@@ -45,17 +45,17 @@ def test_fit_predict_evaluate(files, tmp_path, capsys):
     assert code == 0
     assert "60 bags predicted" in out
     rows = list(csv.DictReader((tmp_path / "p.csv").open()))
-    assert list(rows[0]) == ["bag_id", "label", "confidence", "p(ash)", "p(birch)", "p(cedar)"]
+    assert list(rows[0]) == ["bag_id", "predicted", "confidence", "p(ash)", "p(birch)", "p(cedar)"]
     for row in rows:
         p = {name: float(row[f"p({name})"]) for name in ("ash", "birch", "cedar")}
-        assert row["label"] == max(p, key=p.get)
+        assert row["predicted"] == max(p, key=p.get)
         assert float(row["confidence"]) == max(p.values())
         assert sum(p.values()) == pytest.approx(1, abs=1e-9)
     code, out, _ = run(capsys, "evaluate", tmp_path / "p.csv", files / "bags.npz", "--json")
     values = json.loads(out)
     bags = Bags.load(files / "bags.npz")
     truth = dict(zip(bags.ids.tolist(), (bags.classes[i] for i in bags.labels), strict=True))
-    assert values["accuracy"] == np.mean([truth[row["bag_id"]] == row["label"] for row in rows])
+    assert values["accuracy"] == np.mean([truth[row["bag_id"]] == row["predicted"] for row in rows])
     assert values["accuracy_low"] <= values["accuracy"] <= values["accuracy_high"]
     code, out, _ = run(capsys, "evaluate", tmp_path / "p.csv", files / "bags.npz", "--bootstrap", "5")
     assert code == 0
@@ -128,7 +128,7 @@ def test_methods_lists_and_shows(capsys):
         ("predict {f}/model {f}/bags.npz --out {f}/model", "cannot be written"),
         ("evaluate {f}/p.csv {f}/bare.npz", "has no true labels"),
         ("evaluate {f}/p.csv digits-mipl", "predicts the bag 'tree0', which is not in digits-mipl"),
-        ("evaluate {f}/labels.csv {f}/bags.npz", "has no column 'label'"),
+        ("evaluate {f}/labels.csv {f}/bags.npz", "has no column 'confidence'"),
         ("run {f}/bare.npz --out {t}/runs", "no true labels"),
         ("run {f}/bags.npz --out {t}/runs --splits ten", "--splits ten cannot be read"),
         ("run {f}/bags.npz --out {t}/runs --methods sam-cm", "no method 'sam-cm'"),

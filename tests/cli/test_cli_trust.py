@@ -80,7 +80,7 @@ def test_calibrate_then_predict_and_triage(files, tmp_path, capsys):
     rows = rows_of(tmp_path / "d.csv")
     assert tuple(rows[0]) == COLUMNS
     assert [row["bag_id"] for row in rows] == new.ids.tolist()
-    assert [row["label"] for row in rows] == [NAMES[j] for j in p.argmax(axis=1)]
+    assert [row["predicted"] for row in rows] == [NAMES[j] for j in p.argmax(axis=1)]
     reported = p.max(axis=1) >= point.threshold
     assert [row["decision"] == "report" for row in rows] == reported.tolist()
     assert result["report"] == reported.sum() == len(rows) - result["review"]

@@ -557,7 +557,7 @@ def test_labels_are_read_back_exactly(folder, given_):
         ({"classes": ("a ", "c")}, "The class 'a ' cannot be written"),
         ({"classes": ("", "c")}, "The class '' cannot be written"),
         ({"classes": ("\udfff", "c")}, r"The class '\\udfff' is not valid Unicode"),
-        ({"ids": ["x", "y\n"]}, "The bag 'y\n' cannot be written"),
+        ({"ids": ["x", "y\n"]}, "The bag 'y ' cannot be written"),
         ({"ids": ["x", "x"]}, "distinct ids"),
         ({"groups": ["p", ""]}, "The group '' cannot be written"),
         ({"groups": ["p"]}, "as many groups as bags"),
@@ -620,17 +620,17 @@ def test_predictions_are_read_back_exactly(folder, ids, classes, seed, dtype):
     assert np.array_equal(read_p, p.astype(np.float64))
 
 
-def test_predictions_name_the_label_and_its_confidence(tmp_path):
+def test_predictions_name_the_class_and_its_confidence(tmp_path):
     path = tmp_path / "new" / "predictions.csv"
     write_predictions(path, ["x", "y"], ["cat, wild", "dog"], np.array([[0.25, 0.75], [0.5, 0.5]]))
     assert path.read_bytes().decode() == (
-        'bag_id,label,confidence,"p(cat, wild)",p(dog)\r\n'
+        'bag_id,predicted,confidence,"p(cat, wild)",p(dog)\r\n'
         'x,dog,0.75,0.25,0.75\r\ny,"cat, wild",0.5,0.5,0.5\r\n'
     )
     assert [file.name for file in path.parent.iterdir()] == ["predictions.csv"]
 
 
-HEADER = "bag_id,label,confidence,p(a),p(b)\n"
+HEADER = "bag_id,predicted,confidence,p(a),p(b)\n"
 
 
 @pytest.mark.parametrize(

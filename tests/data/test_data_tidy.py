@@ -266,7 +266,7 @@ def test_only_some_kinds_of_files_are_tidy_tables(tmp_path):
         ("bag_id,f\nx,1\ny,NA\n", "row 3 has 'NA' in column 'f'"),
         (
             "bag_id,f,scanner\nx,1,Leica\n",
-            "row 2 has 'Leica' in column 'scanner'.*remove the row or the column",
+            "row 2 has 'Leica' in column 'scanner'.*leave the column out with --ignore",
         ),
         ("bag_id,f\nx,1\ny,1,2\n", "row 3 has 3 fields, but the header has 2"),
         ("bag_id,f,x,y\nx,1,2,3\nx,1,2,\n", "row 3 has nothing in column 'y'"),
@@ -315,7 +315,7 @@ def test_a_parquet_file_is_refused_by_row_too(tmp_path):
         read_tidy(parquet(path, bag_id=["a", "a"], f=[1, 2], label=[1, 2]))
     twice = pyarrow.table([["a"], [1.0], [2.0]], names=["bag_id", "f", "f"])
     pyarrow.parquet.write_table(twice, path)
-    with pytest.raises(DataError, match="names a column twice in its header: bag_id, f, f"):
+    with pytest.raises(DataError, match="names a column twice in its header, 'f'"):
         read_tidy(path)
     wrong = pyarrow.StringArray.from_buffers(
         1, pyarrow.py_buffer(b"\0\0\0\0\1\0\0\0"), pyarrow.py_buffer(b"\xff")

@@ -59,8 +59,7 @@ def write(path, votes, wide):
             writer.writerows([bag, *("|".join(sorted(votes[bag, a])) for a in annotators)] for bag in bags)
         else:
             writer.writerow(["rater", "vote", "bag", "remark"])
-            for (bag, a), labels in votes.items():
-                writer.writerows([a, label, bag, "?"] for label in sorted(labels) or [""])
+            writer.writerows([a, "|".join(sorted(labels)), bag, "?"] for (bag, a), labels in votes.items())
     return read_votes(path)
 
 
@@ -142,9 +141,9 @@ def test_columns_of_labels_and_patients_are_no_annotators(read):
     [
         (
             "bag_id,annotator,label\nx,ann,a\n\nx,ann,a\n",
-            "row 4 repeats the vote of 'ann' for 'a' on bag 'x' in row 2",
+            "row 4 is a second vote of 'ann' on bag 'x', after row 2: keep one",
         ),
-        ("bag_id,annotator,label\nx,ann,a|b\nx,ann,b\n", "row 3 repeats the vote of 'ann' for 'b'"),
+        ("bag_id,annotator,label\nx,ann,a|b\nx,ann,b\n", "row 3 is a second vote of 'ann' on bag 'x'"),
         ("bag_id,ann\nx,a\nx,b\n", "row 3 names the bag 'x' a second time"),
         ("bag_id,annotator,label\nx,,a\n", "row 2 has nothing in column 'annotator'"),
         ("bag_id,annotator,label\n,ann,a\n", "row 2 has nothing in column 'bag_id'"),

@@ -1,5 +1,6 @@
 """The HTTP interface: what is asked is answered as the model answers, and what is wrong is refused."""
 
+import copy
 import io
 import json
 import logging
@@ -57,6 +58,22 @@ def test_health_model_and_documents(client):
     for text in (page.text, client.get("/").text):  # nothing from elsewhere
         assert not re.findall(r"""(?:src|href)=["'](?!/|data:,)""", text)
         assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+def test_named_features_are_put_in_order_or_refused():
+    names = [f"feature {j}" for j in range(D)]
+    model = copy.copy(small_model())
+    model.trained_on_ = {**model.trained_on_, "feature_names": names}
+    bag = BAGS[0].instances
+    expected = model.predict_proba([bag])[0]
+    with TestClient(app_of(model), base_url="http://localhost") as client:
+        assert client.get("/model").json()["feature_names"] == names
+        turned = {"bags": [bag[:, ::-1].tolist()], "feature_names": names[::-1]}
+        answer = post(client, json.dumps(turned)).json()["predictions"][0]
+        assert answer["probabilities"] == expected.tolist()
+        renamed = {**turned, "feature_names": ["other", *names[1:]]}
+        refused(post(client, json.dumps(renamed)), 422, "misses feature 0 and has also other")
+        refused(post(client, json.dumps({**turned, "feature_names": "x"})), 422, "must be a list of texts")
 
 
 def test_every_kind_of_body_is_answered_as_the_model_answers(client):

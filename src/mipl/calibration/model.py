@@ -13,6 +13,7 @@ from mipl.calibration.conformal import Bools, Conformal, Floats, fit_conformal
 from mipl.calibration.scaling import Scaling, fit_scaling
 from mipl.data.bags import Bags
 from mipl.data.candidates import candidate_matrix, label_array
+from mipl.data.features import aligned
 from mipl.data.splits import one_per_group, random_split
 from mipl.errors import DataError, SettingError, StorageError, suggest
 from mipl.files import parse_json, write_json
@@ -111,13 +112,14 @@ def calibrate(
         p = np.exp(log_p if scaling is None else scaling.apply(log_p))
         way = "labels" if by == "labels" else candidate
         conformal = fit_conformal(p[scored], sets[scored], way, rng_for("conformal", seed))
-    made.calibration_ = Calibration(by, bags.content_digest(), len(bags), scaling, conformal)
+    digest = aligned(bags, made.trained_on_.get("feature_names")).content_digest()
+    made.calibration_ = Calibration(by, digest, len(bags), scaling, conformal)
     return made  # type: ignore[no-any-return]
 
 
 def check_unseen(model: Any, bags: Bags) -> None:
     """Raise an error if these are the bags that the model was trained or calibrated on."""
-    digest = bags.content_digest()
+    digest = aligned(bags, model.trained_on_.get("feature_names")).content_digest()
     if model.trained_on_.get("digest") == digest:
         raise DataError(
             "The model was trained on these bags, on which it looks better than it is: take others."

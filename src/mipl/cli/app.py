@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from mipl.errors import SettingError, suggest
+from mipl.errors import SettingError, listed, suggest
+
+if TYPE_CHECKING:
+    from mipl.data.sources import Source
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -64,6 +68,14 @@ LabelsOpt = Annotated[
 SkipMissingOpt = Annotated[
     bool, typer.Option("--skip-missing", help="Leave out the slides of --labels that have no file.")
 ]
+IgnoreOpt = Annotated[
+    list[str] | None,
+    typer.Option("--ignore", metavar="COLUMN", help="A column of a table to leave out; repeatable."),
+]
+MissingTruthOpt = Annotated[
+    bool,
+    typer.Option("--missing-truth", help="Allow true labels outside their candidate sets."),
+]
 SetOpt = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method or recipe; repeatable."),
@@ -90,6 +102,38 @@ def read_settings(method: str, pairs: list[str] | None) -> dict[str, Any]:
             )
         values[key] = parse_setting(owner, key, text)
     return values
+
+
+def source_of(
+    data: str,
+    r: int | None,
+    data_seed: int | None,
+    raw: Path | None,
+    labels: Path | None,
+    skip_missing: bool,
+    ignore: list[str] | None,
+    missing_truth: bool,
+    **noise: float,
+) -> Source:
+    """Return what DATA and its options stand for."""
+    from mipl.data.sources import Source
+
+    return Source(
+        data,
+        r,
+        data_seed,
+        as_text(raw),
+        as_text(labels),
+        skip_missing,
+        ignore=tuple(ignore or ()),
+        missing_truth=missing_truth,
+        **noise,  # type: ignore[arg-type]
+    )
+
+
+def features_line(names: Sequence[str] | None) -> str | None:
+    """Return a line that says which columns of a table are features; None without names."""
+    return None if names is None else f"features: {len(names)} columns, {listed(names, 20)}"
 
 
 def as_text(path: Path | None) -> str | None:

@@ -12,15 +12,18 @@ from rich.table import Table
 from mipl.cli.app import (
     DataArg,
     DataSeedOpt,
+    IgnoreOpt,
     JsonOpt,
     LabelsOpt,
+    MissingTruthOpt,
     RawOpt,
     ROpt,
     SkipMissingOpt,
     app,
-    as_text,
     console,
+    features_line,
     print_json,
+    source_of,
 )
 
 data_app = typer.Typer(
@@ -80,14 +83,15 @@ def info(
     raw: RawOpt = None,
     labels: LabelsOpt = None,
     skip_missing: SkipMissingOpt = False,
+    ignore: IgnoreOpt = None,
+    missing_truth: MissingTruthOpt = False,
     data_seed: DataSeedOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Show what a data set is like: its row of the paper's Table 1, beside the paper's own."""
     from mipl.data.catalogue import characteristics, table1
-    from mipl.data.sources import Source
 
-    source = Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing)
+    source = source_of(data, r, data_seed, raw, labels, skip_missing, ignore, missing_truth)
     bags = source.open()
     ours = dataclasses.asdict(characteristics(bags))
     name = str(bags.provenance.get("dataset", source.name))
@@ -100,6 +104,7 @@ def info(
                 "here": ours,
                 "paper": theirs,
                 "classes": [str(c) for c in bags.classes],
+                "features": bags.feature_names,
                 "groups": None if bags.groups is None else len(set(bags.groups.tolist())),
                 "provenance": dict(bags.provenance),
             }
@@ -113,6 +118,8 @@ def info(
     shown.print(table)
     origin = "; ".join(f"{key}: {value}" for key, value in bags.provenance.items() if key != "classes")
     shown.print(f"classes: {', '.join(str(c) for c in bags.classes) or 'none known'}", markup=False)
+    if (line := features_line(bags.feature_names)) is not None:
+        shown.print(line, markup=False, highlight=False)
     shown.print(f"provenance: {origin or 'unknown'}", markup=False)
 
 
@@ -159,14 +166,16 @@ def convert(
     raw: RawOpt = None,
     labels: LabelsOpt = None,
     skip_missing: SkipMissingOpt = False,
+    ignore: IgnoreOpt = None,
+    missing_truth: MissingTruthOpt = False,
     data_seed: DataSeedOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Convert bags between any two formats."""
-    from mipl.data.sources import Source, save
+    from mipl.data.sources import save
 
     _check_out(out)
-    bags = Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing).open()
+    bags = source_of(data, r, data_seed, raw, labels, skip_missing, ignore, missing_truth).open()
     save(bags, out)
     _written(bags, out, as_json)
 
@@ -184,6 +193,8 @@ def _written(bags: Any, out: Path, as_json: bool) -> None:
             {"out": str(out), "bags": len(bags), "instances": int(bags.sizes.sum()), "digest": bags.digest()}
         )
     else:
+        if (line := features_line(bags.feature_names)) is not None:
+            typer.echo(line)
         typer.echo(f"{bags!r}; written to {out}")
 
 
@@ -237,25 +248,30 @@ def votes(
         bool,
         typer.Option("--weights", help="Start training from the votes' shares, not from equal weights."),
     ] = False,
+    ignore: IgnoreOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Turn annotators' votes into candidate sets, and say how well they agree."""
     from mipl.data import votes as v
     from mipl.data.formats.table import write_labels
 
-    given = v.read_votes(table)
+    given = v.read_votes(table, ignore=ignore or ())
     candidates = v.candidates(given, min_votes=min_votes, min_share=min_share)
     write_labels(
         out,
         list(given.ids),
         candidates,
         given.classes,
+        labels=given.truth,
+        groups=given.groups,
         weights=v.weights(given, candidates) if weights else None,
     )
+    truth = given.truth
+    outside = 0 if truth is None else int((~candidates[range(len(truth)), truth]).sum())
     agreement = v.agreement(given)
     mean = float(candidates.sum(axis=1).mean())
     if as_json:
-        print_json({"out": str(out), "candidates": mean, "agreement": agreement})
+        print_json({"out": str(out), "candidates": mean, "agreement": agreement, "truths_outside": outside})
         return
     shown = Table("agreement", "value", title=f"{len(given.ids)} bags, {table.name}", title_justify="left")
     for key, value in agreement.items():
@@ -269,7 +285,9 @@ def votes(
                 each.add_row(str(annotator), "n/a" if share is None or share != share else f"{share:.3f}")
     if each.row_count:
         console().print(each)
-    typer.echo(f"{mean:.2f} candidates a bag; written to {out}: use it with --labels {out}")
+    kept = ("" if given.groups is None else ", patients") + ("" if truth is None else ", true labels")
+    option = " --missing-truth" if outside else ""
+    typer.echo(f"{mean:.2f} candidates a bag{kept}; written to {out}: use it with --labels {out}{option}")
 
 
 @data_app.command()

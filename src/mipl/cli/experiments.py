@@ -13,8 +13,10 @@ from rich.table import Table
 from mipl.cli.app import (
     DataArg,
     DataSeedOpt,
+    IgnoreOpt,
     JsonOpt,
     LabelsOpt,
+    MissingTruthOpt,
     RawOpt,
     RecipeOpt,
     ROpt,
@@ -26,6 +28,7 @@ from mipl.cli.app import (
     console,
     print_json,
     read_settings,
+    source_of,
 )
 from mipl.errors import SettingError, suggest
 
@@ -115,6 +118,8 @@ def run(
     raw: RawOpt = None,
     labels: LabelsOpt = None,
     skip_missing: SkipMissingOpt = False,
+    ignore: IgnoreOpt = None,
+    missing_truth: MissingTruthOpt = False,
     seed: SeedOpt = 0,
     data_seed: DataSeedOpt = None,
     class_noise: ClassNoiseOpt = 0.0,
@@ -135,7 +140,6 @@ def run(
     as_json: JsonOpt = False,
 ) -> None:
     """Train methods over train/test splits in parallel, leaving one record a run; finished runs are kept."""
-    from mipl.data.sources import Source
     from mipl.data.splits import own_split, split_digest
     from mipl.experiments.engines import run_jobs
     from mipl.experiments.runner import Job, split_of
@@ -148,13 +152,15 @@ def run(
     for name in extras:
         if name not in EXTRAS:
             raise SettingError(f"There is no extra '{name}' of a record.{suggest(name, EXTRAS)}")
-    source = Source(
+    source = source_of(
         data,
         r,
         data_seed,
-        as_text(raw),
-        as_text(labels),
+        raw,
+        labels,
         skip_missing,
+        ignore,
+        missing_truth,
         class_noise=class_noise,
         attribute_noise=attribute_noise,
     )

@@ -14,8 +14,10 @@ from rich.table import Table
 from mipl.cli.app import (
     DataArg,
     DataSeedOpt,
+    IgnoreOpt,
     JsonOpt,
     LabelsOpt,
+    MissingTruthOpt,
     ModelArg,
     RawOpt,
     RecipeOpt,
@@ -24,10 +26,11 @@ from mipl.cli.app import (
     SetOpt,
     SkipMissingOpt,
     app,
-    as_text,
     console,
+    features_line,
     print_json,
     read_settings,
+    source_of,
 )
 from mipl.errors import DataError, suggest
 
@@ -121,21 +124,24 @@ def fit(
     raw: RawOpt = None,
     labels: LabelsOpt = None,
     skip_missing: SkipMissingOpt = False,
+    ignore: IgnoreOpt = None,
+    missing_truth: MissingTruthOpt = False,
     seed: SeedOpt = 0,
     data_seed: DataSeedOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Train a model on bags with candidate sets."""
-    from mipl.data.sources import Source
     from mipl.estimators import make_classifier
     from mipl.files import check_folder
     from mipl.training.parallel import launch
 
-    bags = Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing).open()
+    bags = source_of(data, r, data_seed, raw, labels, skip_missing, ignore, missing_truth).open()
     classifier = make_classifier(
         method, recipe=recipe, random_state=seed, verbose=not as_json, **read_settings(method, settings)
     )
     check_folder(out, "model.json")  # before an hour of training, not after it
+    if not as_json and (line := features_line(bags.feature_names)) is not None:
+        typer.echo(line)
     # after everything that can be wrong with the command: one sentence, not one a process
     fabric = launch(devices, nodes, accelerator, precision)
     started = time.perf_counter()
@@ -164,6 +170,7 @@ def fit(
         "seconds": seconds,
         "weight_decay": classifier.recipe_.weight_decay,
         "out_of_fold": classifier.out_of_fold_,
+        "features": bags.feature_names,
     }
     if as_json:
         print_json(result)
@@ -187,22 +194,23 @@ def predict(
     data: DataArg,
     out: Annotated[
         Path,
-        typer.Option("--out", metavar="FILE", help="CSV to write: bag_id, label, confidence, p(class) …"),
+        typer.Option("--out", metavar="FILE", help="CSV to write: bag_id, predicted, confidence, p(class) …"),
     ],
     r: ROpt = None,
     raw: RawOpt = None,
     labels: LabelsOpt = None,
     skip_missing: SkipMissingOpt = False,
+    ignore: IgnoreOpt = None,
+    missing_truth: MissingTruthOpt = False,
     data_seed: DataSeedOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Predict bags with a trained model."""
     from mipl.data.formats.table import write_predictions
-    from mipl.data.sources import Source
     from mipl.estimators import load
 
     classifier = load(model)
-    bags = Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing).open()
+    bags = source_of(data, r, data_seed, raw, labels, skip_missing, ignore, missing_truth).open()
     probabilities = classifier.predict_proba(bags)
     write_predictions(out, bags.ids.tolist(), classifier.classes_.tolist(), probabilities)
     confidence = float(probabilities.max(axis=1).mean())
@@ -225,6 +233,8 @@ def evaluate(
     raw: RawOpt = None,
     labels: LabelsOpt = None,
     skip_missing: SkipMissingOpt = False,
+    ignore: IgnoreOpt = None,
+    missing_truth: MissingTruthOpt = False,
     data_seed: DataSeedOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
@@ -232,11 +242,10 @@ def evaluate(
     import numpy as np
 
     from mipl.data.formats.table import read_predictions
-    from mipl.data.sources import Source
     from mipl.metrics import evaluate as measure
 
     ids, classes, probabilities = read_predictions(predictions)
-    bags = Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing).open()
+    bags = source_of(data, r, data_seed, raw, labels, skip_missing, ignore, missing_truth).open()
     if bags.labels is None:
         raise DataError(f"{data} has no true labels: they are needed to evaluate predictions.")
     truth = {

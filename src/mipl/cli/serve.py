@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from mipl.cli.app import DataSeedOpt, LabelsOpt, ModelArg, RawOpt, ROpt, SkipMissingOpt, app, as_text
+from mipl.cli.app import (
+    DataSeedOpt,
+    IgnoreOpt,
+    LabelsOpt,
+    MissingTruthOpt,
+    ModelArg,
+    RawOpt,
+    ROpt,
+    SkipMissingOpt,
+    app,
+    source_of,
+)
 from mipl.errors import SettingError
 
 
@@ -40,6 +51,8 @@ def serve(
     raw: RawOpt = None,
     labels: LabelsOpt = None,
     skip_missing: SkipMissingOpt = False,
+    ignore: IgnoreOpt = None,
+    missing_truth: MissingTruthOpt = False,
     data_seed: DataSeedOpt = None,
 ) -> None:
     """Answer predictions over HTTP and, with --data, show a page on which a person reviews the bags."""
@@ -48,7 +61,6 @@ def serve(
         from mipl.serve.server import LOCAL, check_token, is_local, listen, run
     except ImportError as error:
         raise SettingError(f"Serving needs {error.name}: pip install 'mipl[serve]'.") from error
-    from mipl.data.sources import Source
     from mipl.estimators import load
     from mipl.serve.board import Board
     from mipl.serve.bodies import Limits
@@ -60,9 +72,8 @@ def serve(
         classifier = load(model)
         board = kept = None
         if data is not None:
-            board = Board(
-                classifier, Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing).open()
-            )
+            source = source_of(data, r, data_seed, raw, labels, skip_missing, ignore, missing_truth)
+            board = Board(classifier, source.open())
             kept = Reviews(reviews, board.place, board.classes)
         hosts = LOCAL | {host} if is_local(host) else None
         made = make_app(classifier, board, kept, limits=limits, token=token, hosts=hosts)

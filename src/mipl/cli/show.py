@@ -11,16 +11,18 @@ from rich.table import Table
 from mipl.cli.app import (
     DataArg,
     DataSeedOpt,
+    IgnoreOpt,
     JsonOpt,
     LabelsOpt,
+    MissingTruthOpt,
     ModelArg,
     RawOpt,
     ROpt,
     SkipMissingOpt,
     app,
-    as_text,
     console,
     print_json,
+    source_of,
 )
 from mipl.errors import SettingError
 
@@ -38,18 +40,19 @@ def explain(
     raw: RawOpt = None,
     labels: LabelsOpt = None,
     skip_missing: SkipMissingOpt = False,
+    ignore: IgnoreOpt = None,
+    missing_truth: MissingTruthOpt = False,
     data_seed: DataSeedOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Show which instances of a bag the model looked at: a heat map over the slide, or the instances."""
-    from mipl.data.sources import Source
     from mipl.estimators import load
     from mipl.explain import MARKER, write_explanations
     from mipl.explain import explain as explained
     from mipl.files import check_folder
 
     classifier = load(model)
-    bags = Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing).open()
+    bags = source_of(data, r, data_seed, raw, labels, skip_missing, ignore, missing_truth).open()
     check_folder(out, MARKER)
     made = explained(classifier, bags, bag)
     listed = write_explanations(out, made)
@@ -94,11 +97,12 @@ def export(
     raw: RawOpt = None,
     labels: LabelsOpt = None,
     skip_missing: SkipMissingOpt = False,
+    ignore: IgnoreOpt = None,
+    missing_truth: MissingTruthOpt = False,
     data_seed: DataSeedOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Write a trained model as an ONNX graph that was checked against torch, or its model card, or both."""
-    from mipl.data.sources import Source
     from mipl.estimators import load
     from mipl.export.card import model_card, write_card
     from mipl.export.onnx import export_onnx
@@ -115,7 +119,9 @@ def export(
     text = None
     if card is not None:  # made before anything is written
         source = (
-            None if data is None else Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing)
+            None
+            if data is None
+            else source_of(data, r, data_seed, raw, labels, skip_missing, ignore, missing_truth)
         )
         text = model_card(model, classifier, None if source is None else (source.title, source.open()))
     result: dict[str, Any] = {}

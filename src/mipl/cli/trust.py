@@ -12,16 +12,18 @@ from rich.table import Table
 from mipl.cli.app import (
     DataArg,
     DataSeedOpt,
+    IgnoreOpt,
     JsonOpt,
     LabelsOpt,
+    MissingTruthOpt,
     ModelArg,
     RawOpt,
     ROpt,
     SkipMissingOpt,
     app,
-    as_text,
     console,
     print_json,
+    source_of,
 )
 from mipl.errors import SettingError
 
@@ -51,18 +53,19 @@ def calibrate(
     raw: RawOpt = None,
     labels: LabelsOpt = None,
     skip_missing: SkipMissingOpt = False,
+    ignore: IgnoreOpt = None,
+    missing_truth: MissingTruthOpt = False,
     data_seed: DataSeedOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Calibrate a trained model on bags that it was not trained on; predictions then use it by themselves."""
     from mipl.calibration.conformal import WAYS
     from mipl.calibration.model import calibrate as fitted
-    from mipl.data.sources import Source
     from mipl.estimators import load
     from mipl.files import check_folder
 
     classifier = load(model)
-    bags = Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing).open()
+    bags = source_of(data, r, data_seed, raw, labels, skip_missing, ignore, missing_truth).open()
     check_folder(out, "model.json")
     before = float(classifier.predict_proba(bags).max(axis=1).mean())
     made = fitted(classifier, bags, by=by, kind=kind, set_share=set_share, candidate=candidate)
@@ -104,7 +107,7 @@ def triage(
         typer.Option(
             "--out",
             metavar="FILE",
-            help="CSV to write: bag_id, label, confidence, prediction_set, decision, reason.",
+            help="CSV to write: bag_id, predicted, confidence, prediction_set, decision, reason.",
         ),
     ],
     max_error: Annotated[
@@ -141,6 +144,8 @@ def triage(
     raw: RawOpt = None,
     labels: LabelsOpt = None,
     skip_missing: SkipMissingOpt = False,
+    ignore: IgnoreOpt = None,
+    missing_truth: MissingTruthOpt = False,
     data_seed: DataSeedOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
@@ -149,7 +154,7 @@ def triage(
 
     from mipl.calibration.conformal import WAYS, check_coverage, fit_conformal
     from mipl.calibration.model import check_unseen, truth_of
-    from mipl.data.sources import Source
+    from mipl.data.benchmarks import BUILDERS
     from mipl.data.splits import one_per_group, random_split
     from mipl.estimators import load
     from mipl.files import check_place
@@ -163,14 +168,18 @@ def triage(
         check_coverage(set_coverage)
     check_place(out)
     classifier = load(model)
-    bags = Source(data, r, data_seed, as_text(raw), as_text(labels), skip_missing).open()
+    of_both = data not in BUILDERS and calibrate_on in BUILDERS
+    of_data = (None, None, None) if of_both else (r, data_seed, raw)
+    bags = source_of(data, *of_data, labels, skip_missing, ignore, missing_truth).open()
     known = None
     if calibrate_on is not None and (share := _share(calibrate_on)) is not None:
         check_unseen(classifier, bags)
         taken, rest = random_split(bags, share, "triage")
         bags, known = bags[rest], bags[taken]
     elif calibrate_on is not None:
-        known = Source(calibrate_on, r, data_seed, as_text(raw), as_text(calibrate_labels)).open()
+        # -r, --raw and --data-seed are those of whichever of the two is built by name
+        by_name = (r, data_seed, raw) if calibrate_on in BUILDERS else (None, None, None)
+        known = source_of(calibrate_on, *by_name, calibrate_labels, False, None, missing_truth).open()
         check_unseen(classifier, known)
     p = classifier.predict_proba(bags)
     on_top: dict[str, Any] | None = None

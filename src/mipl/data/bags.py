@@ -24,6 +24,7 @@ from mipl.data.candidates import (
     read_labels,
     read_sets,
 )
+from mipl.data.features import named_frames
 from mipl.data.lazy import FileArray
 from mipl.data.validation import check_alike, flat_array, instance_array, validate, weight_array
 from mipl.errors import DataError
@@ -69,6 +70,7 @@ class Bags:
     weights: Array | None = None  # (m, k) initial pseudo-label weights, in place of uniform
     missing_truth: bool = False  # a true label may be outside its candidate set
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    feature_names: tuple[str, ...] | None = None  # d names of the columns, for vectors
 
     def __post_init__(self) -> None:
         validate(self)
@@ -91,12 +93,14 @@ class Bags:
         weights: Any = None,
         missing_truth: bool = False,
         provenance: Mapping[str, Any] | None = None,
+        feature_names: Iterable[str] | None = None,
     ) -> Bags:
         """Make bags from one array (n, …) per bag.
 
         ``candidates``: a 0/1 array (m, k), or per bag an iterable of class indices (int) or names (str).
         ``labels``: one index or name per bag. ``classes``: the names in column order; without it they are
-        the sorted names, or 0 … k−1, that candidates and labels speak of.
+        the sorted names, or 0 … k−1, that candidates and labels speak of. ``feature_names``: one per
+        feature; a model refuses other names, and puts another order right. Data frames bring their own.
         """
         given = list(arrays)
         if not given:
@@ -104,6 +108,8 @@ class Bags:
         names = [str(i) for i in (ids if ids is not None else range(len(given)))]
         if len(names) != len(given):
             raise DataError(f"There are {len(names)} ids for {len(given)} bags: give one for each bag.")
+        if feature_names is None:
+            given, feature_names = named_frames(given, names)
         parts = [instance_array(array, name) for array, name in zip(given, names, strict=True)]
         check_alike(parts, names)
         if candidates is not None and not is_matrix(candidates):
@@ -125,6 +131,7 @@ class Bags:
             weights=weight_array(weights),
             missing_truth=missing_truth,
             provenance=dict(provenance or {}),
+            feature_names=None if feature_names is None else tuple(map(str, feature_names)),
         )
 
     def with_candidates(self, candidates: Any, *, classes: Iterable[Any] | None = None) -> Bags:
@@ -270,8 +277,8 @@ class Bags:
         """Return a hash of everything that can change the result of a run on these bags.
 
         It covers :meth:`content_digest`, the ids, the groups and ``missing_truth``: splits depend on groups,
-        and split files and reports on ids. Instance labels and coordinates are not part of it. ``visit`` is
-        that of :meth:`content_digest`.
+        and split files and reports on ids. Instance labels, coordinates and names of features are not in it.
+        ``visit`` is that of :meth:`content_digest`.
         """
         content = self.content_digest(visit)
         groups = None if self.groups is None else self.groups.tolist()

@@ -107,6 +107,11 @@ def candidate_matrix(candidates: Any, classes: Classes, ids: Sequence[str]) -> B
     m, k = len(ids), len(classes)
     if is_matrix(candidates):
         values = np.asarray(candidates)
+        if np.ma.isMaskedArray(candidates) and np.ma.getmaskarray(candidates).any():
+            row = int(np.flatnonzero(np.ma.getmaskarray(candidates).any(axis=1))[0])
+            raise DataError(
+                f"The candidate matrix has a masked value in row {row}: fill it in (array.filled(0))."
+            )
         if values.shape != (m, k):
             raise DataError(
                 f"The candidate matrix is {'×'.join(str(side) for side in values.shape)}, "

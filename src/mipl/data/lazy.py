@@ -60,14 +60,20 @@ class FileArray:
 
     ndim = 2
 
-    def __init__(self, parts: Sequence[Part], dtype: np.dtype[Any]) -> None:
+    def __init__(self, parts: Sequence[Part], dtype: np.dtype[Any], columns: Array | None = None) -> None:
         self.parts = tuple(parts)
         self.dtype = dtype
+        self.columns = columns  # (d,) order in which the columns of the files are returned
         self.starts = np.concatenate([[0], np.cumsum([part.rows for part in parts], dtype=np.int64)])
         self.shape = (int(self.starts[-1]), parts[0].width)
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def with_columns(self, columns: Array) -> FileArray:
+        """Return the same rows with their columns in another order (d,)."""
+        order = columns if self.columns is None else self.columns[columns]
+        return FileArray(self.parts, self.dtype, order)
 
     def __getitem__(self, key: slice | Array) -> Array:
         """Return the rows of a slice, or those at an integer array (n,), as a new array (n, d)."""
@@ -83,7 +89,7 @@ class FileArray:
                 block = block[local - first]
             result[start:stop] = block
             _check_values(result[start:stop], part.path, local)
-        return result
+        return result if self.columns is None else np.take(result, self.columns, axis=1)
 
 
 @contextlib.contextmanager

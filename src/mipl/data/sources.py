@@ -34,7 +34,8 @@ def _any_npz(path: Path) -> Bags:
     return load_npz(path)
 
 
-READERS = {".npz": _any_npz, ".mat": _any_mat, ".csv": read_tidy, ".tsv": read_tidy, ".parquet": read_tidy}
+TABLES = (".csv", ".tsv", ".parquet")
+READERS = {".npz": _any_npz, ".mat": _any_mat}
 WRITERS = {
     ".npz": save_npz,
     ".mat": write_mat,
@@ -58,6 +59,8 @@ class Source:
     built: str | None = None  # .npz file of the bags that the name stands for, if they were built before
     class_noise: float = 0.0  # share of the bags that lose their true label from their candidates
     attribute_noise: float = 0.0  # share of its instances that every bag loses
+    ignore: tuple[str, ...] = ()  # columns of a table that are no features
+    missing_truth: bool = False  # a true label may be outside its candidate set
 
     @property
     def name(self) -> str:
@@ -79,13 +82,33 @@ class Source:
 
     def open(self) -> Bags:
         """Return the bags."""
+        self._check_options()
         bags = self._open()
+        if self.missing_truth and not bags.missing_truth:
+            bags = dataclasses.replace(bags, missing_truth=True)
         if self.class_noise:
             bags = remove_true_label(bags, self.class_noise)
         return drop_instances(bags, self.attribute_noise) if self.attribute_noise else bags
 
     def _noise(self) -> tuple[tuple[str, float], ...]:
         return (("class", self.class_noise), ("attribute", self.attribute_noise))
+
+    def _check_options(self) -> None:
+        """Refuse options that this kind of data would ignore."""
+        path = Path(self.data)
+        built = self.data in BUILDERS
+        for option, value in (("-r", self.r), ("--raw", self.raw), ("--data-seed", self.seed)):
+            if value is not None and not built and path.exists():
+                raise SettingError(
+                    f"{option} {value} is for a data set by name, but {path} is a file or folder: "
+                    "leave the option out."
+                )
+        if self.skip_missing and (built or path.is_file()):
+            raise SettingError(f"--skip-missing is for a folder of slides, which {self.data} is not.")
+        if self.ignore and (built or path.suffix.lower() not in TABLES):
+            raise SettingError(
+                f"--ignore is for a table ({', '.join(TABLES)}), which {self.data} is not: leave it out."
+            )
 
     def _open(self) -> Bags:
         path = Path(self.data)
@@ -95,16 +118,20 @@ class Source:
         elif self.data in BUILDERS:
             bags = build(self.data, self.r, self.seed, None if self.raw is None else Path(self.raw))
         elif path.is_dir():
-            return open_folder(path, table, skip_missing=self.skip_missing)
+            return open_folder(path, table, skip_missing=self.skip_missing, missing_truth=self.missing_truth)
+        elif path.suffix.lower() in TABLES:
+            bags = read_tidy(path, ignore=self.ignore, missing_truth=self.missing_truth)
         elif path.suffix in READERS:
             bags = READERS[path.suffix](path)
+        elif path.suffix.lower() in (".xls", ".xlsx") and path.exists():
+            raise StorageError(f"{path} is a workbook of Excel: save the sheet of bags as .csv.")
         elif path.exists():
             raise StorageError(f"{path} is not {KINDS}.")
         else:
             raise StorageError(
                 f"'{self.data}' is neither a file nor a data set.{suggest(self.data, BUILDERS)}"
             )
-        return bags if table is None else apply_label_table(bags, table)
+        return bags if table is None else apply_label_table(bags, table, missing_truth=self.missing_truth)
 
 
 def check_out(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The door of `Bags`: every complaint names the bag and what to do."""
+"""The checks of `Bags`: every complaint names the bag and what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mipl.data.candidates import IntArray
-from mipl.errors import DataError
+from mipl.errors import DataError, listed
 
 if TYPE_CHECKING:
     from mipl.data.bags import Bags
@@ -29,17 +29,29 @@ KINDS = {  # NumPy's letters: i and u whole numbers, f floats, b true or false, 
 }
 
 
+def unmasked(values: Any) -> Any:
+    """Return values as given; a masked array with a masked value is refused, since NumPy drops the mask."""
+    if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():
+        place = tuple(int(side) for side in np.argwhere(np.ma.getmaskarray(values))[0])
+        raise DataError(
+            f"a masked array has a masked value at {place}: fill it in (array.filled(…)), or remove it."
+        )
+    return values
+
+
 def instance_array(array: Any, bag: str) -> Array:
     """Return one bag's instances (n, …) as floats, or as uint8 (images)."""
     try:
         # a torch tensor, of any device, or whatever NumPy reads
-        values = np.asarray(array.detach().cpu().numpy() if hasattr(array, "detach") else array)
+        values = np.asarray(array.detach().cpu().numpy() if hasattr(array, "detach") else unmasked(array))
         if values.dtype not in STORED:
             if values.dtype.kind not in "fiubO":
                 raise TypeError(f"its values are of type {values.dtype}")
             native = values.dtype.newbyteorder("=")
             with np.errstate(over="ignore"):  # infinity is refused with the bag's other values
                 values = values.astype(native if native in STORED else np.float32)
+    except DataError as error:
+        raise DataError(f"Bag '{bag}': {error}") from error
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"Bag '{bag}' is not an array of numbers, instances × features: {error}.") from error
     if values.ndim and not len(values):
@@ -72,7 +84,9 @@ def flat_array(parts: Iterable[Any] | None, sizes: IntArray, ids: list[str], wha
     if parts is None:
         return None
     try:
-        arrays = [np.asarray(part) for part in parts]
+        arrays = [np.asarray(unmasked(part)) for part in parts]
+    except DataError as error:
+        raise DataError(f"The {what}: {error}") from error
     except (TypeError, ValueError) as error:
         raise DataError(f"The {what} are not one array of numbers for each bag: {error}.") from error
     if len(arrays) != len(sizes):
@@ -93,7 +107,9 @@ def flat_array(parts: Iterable[Any] | None, sizes: IntArray, ids: list[str], wha
 def weight_array(weights: Any) -> Array | None:
     """Return initial weights (m, k) as a copy, float32."""
     try:
-        return None if weights is None else np.array(weights, dtype=np.float32)
+        return None if weights is None else np.array(unmasked(weights), dtype=np.float32)
+    except DataError as error:
+        raise DataError(f"The initial weights: {error}") from error
     except (TypeError, ValueError) as error:
         raise DataError(
             f"The initial weights are not a table of numbers, bags × classes: {error}."
@@ -131,6 +147,11 @@ def validate(bags: Bags) -> None:
             raise DataError(
                 f"The {name} have shape {array.shape}, but there are {len(bags.source)} instances."
             )
+    if (names := bags.feature_names) is not None:
+        if (len(names),) != bags.source.shape[1:]:
+            raise DataError(f"There are {len(names)} names for instances of shape {bags.source.shape[1:]}.")
+        if len(set(names)) != len(names):
+            raise DataError(f"A feature is named twice: {listed(names)}.")
     unique, count = np.unique(ids, return_counts=True)
     if len(unique) != m:
         raise DataError(
@@ -193,7 +214,7 @@ def _validate_labels(bags: Bags) -> None:
             raise DataError(
                 f"Bag '{bags.ids[i]}' has the true label '{bags.classes[bags.labels[i]]}' outside its "
                 f"candidate set ({int((~inside).sum())} such bags): mend the sets, "
-                "or allow it with missing_truth=True."
+                "or allow it with --missing-truth (in Python: missing_truth=True)."
             )
     if bags.weights is not None:
         total = bags.weights.sum(axis=1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mipl.data.candidates import BoolArray, IntArray
-from mipl.data.formats.table import GROUPS, Rows, needed_column, one_column, read_rows, split_names
-from mipl.errors import DataError, SettingError
+from mipl.data.formats.header import (
+    GROUPS,
+    check_classes,
+    check_not_predictions,
+    is_metadata,
+    needed_column,
+    one_column,
+    without,
+)
+from mipl.data.formats.table import Rows, complete, read_rows, split_names
+from mipl.errors import DataError, SettingError, listed
 
 IDS = ("bag_id", "slide_id", "bag")
 ANNOTATORS = ("annotator", "rater")
@@ -29,6 +40,8 @@ class Votes:
     bag: IntArray  # (v,) index into ids
     annotator: IntArray  # (v,) index into annotators
     label: IntArray  # (v,) index into classes
+    truth: IntArray | None = None  # (m,) true labels, index into classes
+    groups: tuple[str, ...] | None = None  # m, for example the patient
 
     @property
     def counts(self) -> IntArray:
@@ -37,49 +50,67 @@ class Votes:
         return np.bincount(self.bag * k + self.label, minlength=m * k).reshape(m, k)
 
 
-def read_votes(path: Path) -> Votes:
+def read_votes(path: Path, *, ignore: Iterable[str] = ()) -> Votes:
     """Read votes from a table (CSV, TSV, XLSX or Parquet) with a column ``bag_id``, ``slide_id`` or ``bag``.
 
-    Long, if there is a column ``annotator`` or ``rater``: one row a vote, its label in ``label`` or ``vote``.
-    Wide otherwise: one row a bag and one column an annotator; a column ``label`` or ``vote`` and one of
-    patients are no annotators. An empty field is no vote, ``a|b`` is a vote for each. An annotator may vote
-    for several labels of a bag; the same vote in two rows is an error.
+    Long, if there is a column ``annotator`` or ``rater``: one row per vote, its label in ``vote`` or, without
+    such a column, in ``label``. Wide otherwise: one row per bag and one column per annotator. An empty field
+    is no vote, ``a|b`` is a vote for each; two rows of one annotator for one bag are an error. The patient
+    (``group``, ``case_id``, ``patient``) and, in a column of its own, the true ``label`` are kept. Columns
+    named like metadata (``comment``, ``date``) and those of ``ignore`` are no annotators.
     """
     header, rows = read_rows(path)
+    check_not_predictions(path, header)
+    header = without(path, header, ignore)
     id_name = needed_column(path, header, IDS)
     annotator_name = one_column(path, header, ANNOTATORS)
     if annotator_name is not None:
-        label_name = one_column(path, header, LABELS)
+        label_name = next((name for name in reversed(LABELS) if name in header), None)
         if label_name is None:
             raise DataError(f"{path} has a column '{annotator_name}', but no 'label' or 'vote' beside it.")
         fields = _long(path, rows, id_name, annotator_name, label_name)
         annotators: dict[str, int] = {}
     else:
-        columns = [name for name in header if name and name not in (id_name, *LABELS, *GROUPS)]
-        if not columns:
-            raise DataError(
-                f"{path} names no annotator: add a column 'annotator', or one column for each annotator."
-            )
+        label_name = None
+        columns = _annotators(path, header, id_name)
         fields = _wide(path, rows, id_name, columns)
         annotators = {name: j for j, name in enumerate(columns)}
     ids: dict[str, int] = {}
     names: dict[str, int] = {}
-    votes: dict[tuple[int, int, int], int] = {}  # in the order of the file, with the row
+    votes: list[tuple[int, int, int]] = []  # in the order of the file
+    voted: dict[tuple[int, int], int] = {}  # the row of each annotator's vote on a bag
     for number, bag, annotator, text in fields:
         i, j = ids.setdefault(bag, len(ids)), annotators.setdefault(annotator, len(annotators))
-        for name in split_names(text):
-            vote = (i, j, names.setdefault(name, len(names)))
-            if vote in votes:
-                raise DataError(
-                    f"{path}, row {number} repeats the vote of '{annotator}' for '{name}' on bag '{bag}' "
-                    f"in row {votes[vote]}: remove one of them."
-                )
-            votes[vote] = number
+        if not text:
+            continue
+        if (i, j) in voted:
+            raise DataError(
+                f"{path}, row {number} is a second vote of '{annotator}' on bag '{bag}', after row "
+                f"{voted[i, j]}: keep one of them, or write several labels in one row, as in a|b."
+            )
+        voted[i, j] = number
+        votes += [(i, j, names.setdefault(name, len(names))) for name in split_names(text)]
     if not votes:
         raise DataError(f"{path} holds no vote.")
-    bag_, annotator_, label_ = np.array(list(votes), dtype=np.int64).T
-    rank = np.argsort(np.argsort(np.array(list(names), dtype=object)))  # classes are sorted by name
-    return Votes(tuple(ids), tuple(annotators), tuple(sorted(names)), bag_, annotator_, rank[label_])
+    if label_name is None:
+        _check_shared(path, votes, list(annotators))
+    truth_name = "label" if "label" in header and label_name != "label" else None
+    truths = _truths(path, _of_bags(path, rows, id_name, truth_name), list(ids))
+    groups = _of_bags(path, rows, id_name, one_column(path, header, GROUPS))
+    classes = tuple(sorted({*names, *(truths or ())}))
+    check_classes(path, classes)
+    rank = {name: j for j, name in enumerate(classes)}
+    bag_, annotator_, label_ = np.array(votes, dtype=np.int64).T
+    return Votes(
+        tuple(ids),
+        tuple(annotators),
+        classes,
+        bag_,
+        annotator_,
+        np.array([rank[name] for name in names])[label_],
+        None if truths is None else np.array([rank[name] for name in truths]),
+        None if groups is None else complete(path, "patient", groups, list(ids)),
+    )
 
 
 def candidates(votes: Votes, min_votes: int = 1, min_share: float = 0.0) -> BoolArray:
@@ -204,3 +235,63 @@ def _wide(path: Path, rows: Rows, bag: str, annotators: list[str]) -> Iterator[t
         seen.add(row[bag])
         for annotator in annotators:
             yield number, row[bag], annotator, row[annotator]
+
+
+def _annotators(path: Path, header: Sequence[str], id_name: str) -> list[str]:
+    """Return the columns of a wide table that are annotators, and say which others are left out."""
+    columns = [name for name in header if name and name not in (id_name, *LABELS, *GROUPS)]
+    others = [name for name in columns if is_metadata(name)]
+    if others:
+        _note(f"{path}: the columns {listed(others)} are not read as annotators, because of their names.")
+    columns = [name for name in columns if name not in others]
+    if not columns:
+        raise DataError(
+            f"{path} names no annotator: add a column 'annotator', or one column for each annotator."
+        )
+    return columns
+
+
+def _check_shared(path: Path, votes: Sequence[tuple[int, int, int]], annotators: Sequence[str]) -> None:
+    """Warn of columns whose labels are in no other column: probably comments."""
+    given: dict[int, set[int]] = {}
+    for _, annotator, label in votes:
+        given.setdefault(annotator, set()).add(label)
+    if len(given) < 3:  # of two, neither can be told to be the odd one
+        return
+    givers = Counter(label for labels in given.values() for label in labels)
+    alone = [annotators[j] for j, labels in given.items() if all(givers[label] == 1 for label in labels)]
+    if alone:
+        _note(
+            f"{path}: {listed(alone)} gave no label that another annotator gave: leave the column out with "
+            "--ignore COLUMN if it holds no votes."
+        )
+
+
+def _of_bags(path: Path, rows: Rows, id_name: str, column: str | None) -> list[str] | None:
+    """Return what a column says of each bag, in their order; rows that differ are an error."""
+    if column is None:
+        return None
+    found: dict[str, str] = {}
+    for number, row in rows.items():
+        bag, value = row[id_name], row[column]
+        if found.setdefault(bag, value) != value:
+            raise DataError(
+                f"{path}, row {number} gives bag '{bag}' the {column} '{value}', but an earlier row "
+                f"'{found[bag]}': write the same in every row of a bag."
+            )
+    return list(found.values())
+
+
+def _truths(path: Path, labels: list[str] | None, ids: Sequence[str]) -> list[str] | None:
+    """Return the true labels if every bag has one; where some are missing, say that none is kept."""
+    if labels is None or not any(labels):
+        return None
+    missing = [bag for bag, label in zip(ids, labels, strict=True) if not label]
+    if missing:
+        _note(f"{path} has no true label for {listed(missing)}: the column 'label' is left out.")
+        return None
+    return labels
+
+
+def _note(text: str) -> None:
+    warnings.warn(text, UserWarning, stacklevel=4)

@@ -233,6 +233,7 @@ def _about(model: BagClassifier, limits: Limits) -> dict[str, Any]:
         "method": model._method_name(),
         "classes": model.classes_.tolist(),
         "feature_shape": list(model.feature_shape_),
+        "feature_names": model.trained_on_.get("feature_names"),
         "trained_on": {name: model.trained_on_[name] for name in ("bags", "instances", "candidates_per_bag")},
         "calibrated_by": None if calibration is None else calibration.by,
         "limits": {
@@ -296,6 +297,7 @@ def _predict_body() -> dict[str, Any]:
                 "items": {"type": "array", "minItems": 1, "items": numbers},
             },
             "ids": {"type": "array", "items": {"type": "string", "minLength": 1}},
+            "feature_names": {"type": "array", "items": {"type": "string", "minLength": 1}},
         },
         "required": ["bags"],
         "additionalProperties": False,

@@ -58,11 +58,12 @@ def read_bags(body: bytes, kind: str, feature_shape: tuple[int, ...], limits: Li
         )
     if not body:
         raise RefusedError(400, "The body is empty: send at least one bag.")
-    arrays, ids = (
-        _read_json(body) if known == JSON else (_read_array(body, known, feature_shape, limits), None)
-    )
+    if known == JSON:
+        arrays, ids, names = _read_json(body)
+    else:
+        arrays, ids, names = _read_array(body, known, feature_shape, limits), None, None
     check_counts(arrays, limits)
-    return Bags.from_list(arrays, ids=ids)
+    return Bags.from_list(arrays, ids=ids, feature_names=names)
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -90,22 +91,30 @@ def check_counts(arrays: list[Any], limits: Limits) -> None:
         )
 
 
-def _read_json(body: bytes) -> tuple[list[Any], list[str] | None]:
+def _read_json(body: bytes) -> tuple[list[Any], list[str] | None, list[str] | None]:
     content = parse_json(body)
-    bags, ids = content.get("bags"), content.get("ids")
-    if unknown := content.keys() - {"bags", "ids"}:
+    bags = content.get("bags")
+    if unknown := content.keys() - {"bags", "ids", "feature_names"}:
         raise RefusedError(
-            422, f"The field {min(unknown)[:80]!r} is not known: send 'bags' and perhaps 'ids'."
+            422,
+            f"The field {min(unknown)[:80]!r} is not known: send 'bags' and perhaps 'ids' and "
+            "'feature_names'.",
         )
     if not isinstance(bags, list) or not all(isinstance(bag, list) for bag in bags):
         raise RefusedError(422, "The field 'bags' must be a list of bags, each a list of instances.")
-    if ids is None:
-        return bags, None
-    if not isinstance(ids, list) or not all(isinstance(bag, str) and bag for bag in ids):
+    return bags, _texts(content, "ids", "bag"), _texts(content, "feature_names", "feature")
+
+
+def _texts(content: dict[str, Any], field: str, each: str) -> list[str] | None:
+    """Return a list of texts that an object may have, or None."""
+    texts = content.get(field)
+    if texts is None:
+        return None
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
         raise RefusedError(
-            422, "The field 'ids' must be a list of texts that are not empty, one for each bag."
+            422, f"The field '{field}' must be a list of texts that are not empty, one for each {each}."
         )
-    return bags, ids
+    return texts
 
 
 def _read_array(body: bytes, kind: str, feature_shape: tuple[int, ...], limits: Limits) -> list[Any]:

@@ -27,7 +27,8 @@ def fit_scaling(scaling: Standardize, bags: Bags) -> None:
     bags.digest(visit=add)
     mean = total / int(bags.sizes.sum())
     std = (squares / int(bags.sizes.sum()) - mean**2).clamp(min=0).sqrt()
-    # A feature that does not vary carries nothing: it is centred, and not blown up.
-    varies = std > 1e-7 * (1 + (mean + shift).abs())
+    # A feature that does not vary carries nothing: it is centred, and not blown up. It is compared with its
+    # magnitude, since features may be small; float32 cannot divide by less than tiny.
+    varies = std > (1e-7 * (mean + shift).abs()).clamp(min=torch.finfo(torch.float32).tiny)
     scaling.mean.copy_(mean + shift)
     scaling.std.copy_(torch.where(varies, std, torch.ones_like(std)))

@@ -37,6 +37,8 @@ def read_arrays(path: Path, shapes: Mapping[str, Shape]) -> dict[str, NDArray[An
         if not isinstance(stored, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array")
         arrays = {name: stored[name] for name in shapes}
+        if odd := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+            raise ValueError(f"{odd[0]} is no array")
     for name, shape in shapes.items():
         found = arrays[name]
         if found.ndim != len(shape) or any(

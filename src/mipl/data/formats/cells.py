@@ -15,13 +15,41 @@ SEPARATOR = "|"  # between the names in one field
 Fields = tuple[list[str], dict[int, list[str]]]  # the header, and the fields by the row's number
 
 
+DELIMITERS = (",", ";", "\t")
+
+
+def text_header(path: Path) -> tuple[str, list[str]]:
+    """Return the delimiter and the header of a text table; what gives one column only is not it."""
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    headers = {delimiter: _first_row(path, delimiter) for delimiter in DELIMITERS}
+    if len(headers[usual] or ()) < 2:
+        best = max(DELIMITERS, key=lambda delimiter: len(headers[delimiter] or ()))
+        usual = best if len(headers[best] or ()) > 1 else usual
+    return usual, headers[usual] or []
+
+
+def _first_row(path: Path, delimiter: str) -> list[str] | None:
+    """Return the first row, or None if it cannot be read with this delimiter."""
+    with _opened_text(path) as text:
+        try:
+            return next(csv.reader(text, strict=True, delimiter=delimiter), [])
+        except csv.Error:
+            return None
+
+
 def _read_csv(path: Path) -> Fields:
-    tabs = path.suffix.lower() == ".tsv"
-    with opened(path, f"a {'TSV' if tabs else 'CSV'} file in UTF-8") as file:
-        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-        reader = csv.reader(text, strict=True, delimiter="\t" if tabs else ",")
-        header = next(reader, [])
+    delimiter, header = text_header(path)
+    with _opened_text(path) as text:
+        reader = csv.reader(text, strict=True, delimiter=delimiter)
+        next(reader, [])
         return header, {number: row for number, row in enumerate(reader, start=2) if row}
+
+
+@contextlib.contextmanager
+def _opened_text(path: Path) -> Iterator[io.TextIOWrapper]:
+    kind = "TSV" if path.suffix.lower() == ".tsv" else "CSV"
+    with opened(path, f"a {kind} file in UTF-8") as file:
+        yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
 
 
 def _read_xlsx(path: Path) -> Fields:
@@ -54,6 +82,8 @@ READERS: dict[str, Callable[[Path], Fields]] = {".xlsx": _read_xlsx, ".parquet":
 
 def read_cells(path: Path) -> Fields:
     """Read a table as text, by its suffix; any other than .xlsx, .parquet and .tsv is read as CSV."""
+    if path.suffix.lower() == ".xls":
+        raise StorageError(f"{path} is a workbook of Excel before 2007: save it as .xlsx or .csv.")
     return READERS.get(path.suffix.lower(), _read_csv)(path)
 
 
@@ -62,8 +92,9 @@ def parquet_table(path: Path) -> Any:
     from pyarrow import string, types
     from pyarrow.parquet import ParquetFile
 
-    with opened(path, "a Parquet file") as file:
-        table = ParquetFile(file).read()
+    # a path, not a file object: a thread of Arrow that holds a Python object may outlive the interpreter
+    with opened(path, "a Parquet file"):
+        table = ParquetFile(str(path)).read()
         table.validate(full=True)  # text that is not UTF-8 would raise later
         for i, field in enumerate(table.schema):
             if types.is_temporal(field.type):  # Python has no room for some times

@@ -18,7 +18,7 @@ from mipl.data.candidates import candidate_matrix, label_array
 from mipl.data.formats.table import LabelTable, read_label_table, write_labels
 from mipl.data.lazy import SUFFIXES, FileArray, Part, array_names, open_array
 from mipl.data.validation import STORED
-from mipl.errors import DataError, StorageError
+from mipl.errors import MOST_LISTED, DataError, StorageError, listed
 from mipl.files import atomic_folder
 
 FEATURES = ("features", "feats", "patch_embeddings")  # CLAM and TRIDENT, STAMP, STAMP's older files
@@ -28,13 +28,16 @@ SLIDES = (".svs", ".ndpi", ".mrxs", ".tif", ".tiff", ".scn", ".qptiff", ".czi", 
 MARKER = "h5_files"
 
 
-def open_folder(folder: Path, table: Path | None = None, *, skip_missing: bool = False) -> Bags:
+def open_folder(
+    folder: Path, table: Path | None = None, *, skip_missing: bool = False, missing_truth: bool = False
+) -> Bags:
     """Return the slides of a folder as bags that stay on disk.
 
     ``folder`` holds the feature files, or is the folder above CLAM's ``h5_files`` and ``pt_files`` or above
     one ``features_<encoder>`` of TRIDENT. ``table`` (CSV, TSV, XLSX) says which slides there are and what is
     known of them; without it every file is a bag, for prediction. Everything that does not fit is
-    reported at once; ``skip_missing`` leaves slides without a file out.
+    reported at once; ``skip_missing`` leaves slides without a file out; with ``missing_truth`` a label may be
+    outside its candidate set.
     """
     files = feature_files(folder)
     known = None if table is None else read_label_table(table)
@@ -53,11 +56,13 @@ def open_folder(folder: Path, table: Path | None = None, *, skip_missing: bool =
             problems.append(str(error).rstrip("."))
     problems += _widths(features)
     if problems:
-        raise DataError("; ".join(problems) + ".")
+        more = f"; and {len(problems) - MOST_LISTED} more" if len(problems) > MOST_LISTED else ""
+        raise DataError("; ".join(problems[:MOST_LISTED]) + more + ".")
     if not named:
         raise DataError(f"No slide of {table} has a file in {folder}: is it the right folder?")
     rows = LabelTable((), ()) if known is None else known.select(list(named.values()))
-    return _bags(folder, rows, features, coordinates if len(coordinates) == len(features) else {})
+    kept = coordinates if len(coordinates) == len(features) else {}
+    return _bags(folder, rows, features, kept, missing_truth)
 
 
 def feature_files(folder: Path) -> dict[str, Path]:
@@ -138,13 +143,13 @@ def _matched(
     problems = []
     if missing and not skip_missing:
         problems.append(
-            f"{len(missing)} slides of {table} have no file in {folder}: {', '.join(missing)} "
+            f"{len(missing)} slides of {table} have no file in {folder}: {listed(missing)} "
             "(add the files, remove the rows, or leave these slides out with --skip-missing)"
         )
     if twice:
-        problems.append(f"{len(twice)} files are named by two rows of {table}: {', '.join(twice)}")
+        problems.append(f"{len(twice)} files are named by two rows of {table}: {listed(twice)}")
     if unused:
-        message = f"{len(unused)} files in {folder} have no row in {table}: {', '.join(unused)}"
+        message = f"{len(unused)} files in {folder} have no row in {table}: {listed(unused)}"
         if problems:  # perhaps the same slides under other names: say both
             problems.append(message)
         else:
@@ -166,7 +171,7 @@ def _parts(path: Path) -> tuple[Part, Part | None]:
     key = next((name for name in FEATURES if name in names), names[0] if len(names) == 1 else None)
     if key is None:
         raise DataError(
-            f"{path} has none of the arrays {', '.join(FEATURES)}: it holds {', '.join(names) or 'nothing'}"
+            f"{path} has none of the arrays {', '.join(FEATURES)}: it holds {listed(names) or 'nothing'}"
         )
     features = _part(path, key)
     if features.dtype not in STORED or features.dtype.kind != "f":
@@ -202,10 +207,16 @@ def _widths(features: dict[str, Part]) -> list[str]:
         return []
     usual = widths[counts.argmax()]
     odd = [f"{slide} ({part.width})" for slide, part in features.items() if part.width != usual]
-    return [f"{len(odd)} slides do not have the width {usual} of the others: {', '.join(odd)}"]
+    return [f"{len(odd)} slides do not have the width {usual} of the others: {listed(odd)}"]
 
 
-def _bags(folder: Path, rows: LabelTable, features: dict[str, Part], coordinates: dict[str, Part]) -> Bags:
+def _bags(
+    folder: Path,
+    rows: LabelTable,
+    features: dict[str, Part],
+    coordinates: dict[str, Part],
+    missing_truth: bool,
+) -> Bags:
     ids = list(features)
     sizes = np.array([part.rows for part in features.values()], dtype=np.int64)
     return Bags(
@@ -219,6 +230,7 @@ def _bags(folder: Path, rows: LabelTable, features: dict[str, Part], coordinates
         coordinates=_together(coordinates) if coordinates else None,
         groups=None if rows.groups is None else np.array(rows.groups, dtype=np.str_),
         weights=rows.weights,
+        missing_truth=missing_truth,
         provenance={"dataset": folder.name, "origin": "folder of feature files"},
     )
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from mipl.data.bags import Bags
 from mipl.data.candidates import MOST_CLASSES, IntArray, check_classes
+from mipl.data.features import names_in
 from mipl.data.validation import check_alike
 from mipl.errors import DataError, SettingError, StorageError
 from mipl.files import atomic_file
@@ -109,6 +110,7 @@ def write_mat(bags: Bags, path: Path) -> None:
         "labels": bags.labels is not None,
         "missing_truth": bags.missing_truth,
         "provenance": dict(bags.provenance),
+        "feature_names": None if bags.feature_names is None else list(bags.feature_names),
         "dtypes": {"data": str(bags.source.dtype)} | {name: str(a.dtype) for name, a in further.items()},
     }
     try:
@@ -192,6 +194,7 @@ def _further(meta: dict[str, Any], variables: dict[str, Value]) -> dict[str, Any
         "groups": None if meta["groups"] is None else np.array(meta["groups"], dtype=np.str_),
         "missing_truth": bool(meta["missing_truth"]),
         "provenance": dict(meta["provenance"]),
+        "feature_names": names_in(meta),
         **{
             name: np.ascontiguousarray(variables[name], dtype=meta["dtypes"][name])
             for name in ("weights", "coordinates")

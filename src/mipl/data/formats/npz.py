@@ -10,6 +10,7 @@ import numpy as np
 
 from mipl.data.bags import Bags
 from mipl.data.candidates import check_classes
+from mipl.data.features import names_in
 from mipl.data.lazy import FileArray, Part, map_npz
 from mipl.errors import DataError, StorageError
 from mipl.files import atomic_file
@@ -23,12 +24,14 @@ def save_npz(bags: Bags, path: Path) -> None:
     if path.suffix != ".npz":
         raise StorageError(f"{path} should end in .npz.")
     packed = bags.packed()
-    meta = {
+    meta: dict[str, Any] = {
         "format": FORMAT,
         "classes": list(packed.classes),
         "missing_truth": packed.missing_truth,
         "provenance": dict(packed.provenance),
     }
+    if packed.feature_names is not None:
+        meta["feature_names"] = list(packed.feature_names)
     try:
         text = json.dumps(meta)
     except (TypeError, ValueError) as error:
@@ -78,6 +81,7 @@ def load_npz(path: Path, *, mapped: bool = False) -> Bags:
             ids=content["ids"],
             missing_truth=bool(meta["missing_truth"]),
             provenance=dict(meta["provenance"]),
+            feature_names=names_in(meta),
             **{name: content.get(name) for name in ARRAYS},
         )
     except StorageError:

@@ -15,12 +15,20 @@ from numpy.typing import NDArray
 from mipl.data.bags import Bags
 from mipl.data.candidates import Classes, candidate_matrix, infer_classes, label_array
 from mipl.data.formats.cells import SEPARATOR, read_cells
-from mipl.errors import DataError, StorageError, suggest
+from mipl.data.formats.header import (
+    GROUPS,
+    check_classes,
+    check_misses,
+    check_not_predictions,
+    needed_column,
+    one_column,
+    plain_header,
+)
+from mipl.errors import DataError, StorageError, listed, suggest
 from mipl.files import atomic_file
 
 IDS = ("bag_id", "slide_id", "FILENAME")  # STAMP's FILENAME ends in the suffix of a feature file
 FEATURE_FILES = (".h5", ".pt", ".npy", ".npz")
-GROUPS = ("group", "case_id", "patient", "PATIENT")
 KNOWN = {*IDS, *GROUPS, "candidates", "label", "weights"}
 BINARY = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 Rows = dict[int, dict[str, str]]  # the fields by the row's number in the file; the header is row 1
@@ -63,33 +71,15 @@ def read_table(path: Path, required: Sequence[str], *, strip: bool = True) -> Ro
 def read_rows(path: Path, required: Sequence[str] = (), *, strip: bool = True) -> tuple[list[str], Rows]:
     """Return the header and the rows of :func:`read_table`."""
     header, rows = read_cells(path)
-    header = [name.strip() for name in header]
+    header = plain_header(path, header)
     for name in required:
         needed_column(path, header, (name,))
-    if len(set(header)) != len(header):
-        raise DataError(f"{path} names a column twice in its header: {', '.join(header)}.")
     for number, row in rows.items():
         if len(row) != len(header):
             raise DataError(f"{path}, row {number} has {len(row)} fields, but the header has {len(header)}.")
         if strip:
             row[:] = [field.strip() for field in row]
     return header, {number: dict(zip(header, row, strict=True)) for number, row in rows.items()}
-
-
-def one_column(path: Path, header: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the one of ``names`` that the header has, or None; two of them are an error."""
-    found = [name for name in names if name in header]
-    if len(found) > 1:
-        raise DataError(f"{path} has the columns '{found[0]}' and '{found[1]}': keep one of them.")
-    return found[0] if found else None
-
-
-def needed_column(path: Path, header: Sequence[str], names: Sequence[str]) -> str:
-    """Return the one of ``names`` that the header has; it must have one."""
-    column = one_column(path, header, names)
-    if column is None:
-        raise DataError(f"{path} has no column '{names[0]}': its header is {', '.join(header) or 'empty'}.")
-    return column
 
 
 def split_names(text: str) -> list[str]:
@@ -143,6 +133,7 @@ def read_label_table(path: Path) -> LabelTable:
     as an age, is ignored; beside a yes-or-no column that is no class, use ``candidates``.
     """
     header, rows = read_rows(path)
+    check_not_predictions(path, header)
     column = needed_column(path, header, IDS)
     ids = tuple(_ids(path, rows, column))
     if "" in ids:
@@ -153,7 +144,9 @@ def read_label_table(path: Path) -> LabelTable:
         return complete(path, name, [row[name] for row in rows.values()], ids) if name in header else None
 
     labels, groups = filled("label"), filled(one_column(path, header, GROUPS))
+    check_misses(path, header)
     sets, classes = _sets(path, header, rows, labels)
+    check_classes(path, classes)
     for bag, number, names in zip(ids, rows, sets or [], strict=False):
         if not names:
             raise DataError(
@@ -174,11 +167,12 @@ def read_label_table(path: Path) -> LabelTable:
     )
 
 
-def apply_label_table(bags: Bags, path: Path) -> Bags:
+def apply_label_table(bags: Bags, path: Path, *, missing_truth: bool = False) -> Bags:
     """Return the bags with the candidate sets, and whatever else is known, of a table of their ids.
 
     The columns are those of :func:`read_label_table`. The bags' classes are kept, but 0 … k−1 only if the
-    table, too, speaks of whole numbers; their groups are kept where the table has none.
+    table, too, speaks of whole numbers; their groups are kept where the table has none. ``missing_truth``:
+    a label may be outside its candidate set.
     """
     table = read_label_table(path)
     if table.sets is None:
@@ -205,6 +199,7 @@ def apply_label_table(bags: Bags, path: Path) -> Bags:
             instance_labels=bags.instance_labels if kept else None,
             groups=bags.groups if table.groups is None else np.array(table.groups, dtype=np.str_),
             weights=weights,
+            missing_truth=missing_truth or bags.missing_truth,
         )
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
@@ -272,21 +267,25 @@ def label_fields(
 def write_predictions(
     path: Path, ids: Sequence[str], classes: Sequence[Any], probabilities: NDArray[Any]
 ) -> None:
-    """Write bag_id, label, confidence and p(class) for each class, with all digits."""
+    """Write bag_id, predicted, confidence and p(class) for each class, with all digits."""
     with atomic_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["bag_id", "label", "confidence", *(f"p({name})" for name in classes)])
+        writer.writerow(["bag_id", "predicted", "confidence", *(f"p({name})" for name in classes)])
         for bag, row in zip(ids, probabilities, strict=True):
             top = int(row.argmax())
             writer.writerow([bag, classes[top], repr(float(row[top])), *(repr(float(p)) for p in row)])
 
 
 def read_predictions(path: Path) -> tuple[list[str], list[str], NDArray[np.float64]]:
-    """Read ids, class names and probabilities (m, k) written by :func:`write_predictions`."""
-    rows = read_table(path, ("bag_id", "label", "confidence"), strip=False)
+    """Read ids, class names and probabilities (m, k) written by :func:`write_predictions`.
+
+    The predicted class was once called ``label``; such a file is read as well.
+    """
+    header, rows = read_rows(path, ("bag_id", "confidence"), strip=False)
+    needed_column(path, header, ("predicted", "label"))
     if not rows:
         raise DataError(f"{path} has no prediction: it holds only a header.")
-    columns = [name for name in next(iter(rows.values())) if name.startswith("p(") and name.endswith(")")]
+    columns = [name for name in header if name.startswith("p(") and name.endswith(")")]
     if len(columns) < 2:
         raise DataError(
             f"{path} has {len(columns)} columns of probabilities, p(class): at least two are needed."
@@ -344,5 +343,4 @@ def _match(path: Path, named: Iterable[str], bags: Bags) -> None:
     ids, rows = set(bags.ids.tolist()), set(named)
     for what, names in (("bags have no row in", ids - rows), ("rows name no bag, in", rows - ids)):
         if names:
-            shown = ", ".join(sorted(names)[:5]) + (", …" if len(names) > 5 else "")
-            raise DataError(f"{len(names)} {what} {path}: {shown}.")
+            raise DataError(f"{len(names)} {what} {path}: {listed(sorted(names))}.")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,44 +11,51 @@ from numpy.typing import NDArray
 
 from mipl.data.bags import Bags
 from mipl.data.candidates import Classes, IntArray, candidate_matrix, label_array
-from mipl.data.formats.cells import as_text, opened, parquet_table
-from mipl.data.formats.table import (
+from mipl.data.formats.cells import as_text, parquet_table, text_header
+from mipl.data.formats.header import (
     GROUPS,
-    complete,
-    label_fields,
+    SHOWN,
+    TEXT,
+    check_classes,
+    check_features,
+    check_not_predictions,
+    near_miss,
     needed_column,
     one_column,
-    read_rows,
-    split_names,
-    weight_matrix,
+    plain_header,
+    without,
 )
-from mipl.errors import DataError, MiplError, StorageError
+from mipl.data.formats.table import complete, label_fields, read_rows, split_names, weight_matrix
+from mipl.errors import DataError, MiplError, StorageError, listed
 from mipl.files import atomic_file
 
 Array = NDArray[Any]
 IDS = ("bag_id", "slide_id")
-TEXT = ("candidates", "label", "weights", "instance_label", *IDS, *GROUPS)  # columns that are no numbers
 PLACE = ("x", "y")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 BLOCK = 1 << 24  # bytes that are parsed at once: no row may be longer
 LARGEST = float(np.finfo(np.float32).max)
 
 
-def read_tidy(path: Path) -> Bags:
+def read_tidy(path: Path, *, ignore: Iterable[str] = (), missing_truth: bool = False) -> Bags:
     """Read bags of vectors from a table with one row an instance; a bag's rows need not be adjacent.
 
     Columns: ``bag_id`` or ``slide_id``; what is known of the bag, the same in each of its rows, as
     ``candidates`` (names separated by ``|``), ``weights`` (numbers in their order), ``label``, and the
     patient as ``group``, ``case_id``, ``patient`` or ``PATIENT``; of the instance, ``instance_label``
-    (empty: none of the classes) and coordinates ``x`` and ``y``. Every other column with a name is a feature.
+    (empty: none of the classes) and coordinates ``x`` and ``y``. Every other column with a name is a feature,
+    unless it is among ``ignore``; :attr:`Bags.feature_names` says which. The separator may be a comma, a
+    semicolon or a tab; the case of known columns does not matter. ``missing_truth``: a label may be outside
+    its candidate set.
     Features are float32, or float64 if Parquet says so of one. Classes are the names in the table, sorted,
     or 0 … k−1 if they are just these numbers.
     """
-    columns = _columns(path)
+    columns = _columns(path, tuple(ignore))
     placed = set(PLACE) <= columns.keys()
     features = [name for name in columns if name and name not in TEXT and not (placed and name in PLACE)]
     if not features:
-        raise DataError(f"{path} has no column of features: its header is {', '.join(columns)}.")
+        raise DataError(f"{path} has no column of features: its header is {listed(columns, SHOWN)}.")
+    check_features(path, features)
     bag, ids = _coded(columns[needed_column(path, list(columns), IDS)])
     if not ids:
         raise DataError(f"{path} has no row: there is no bag.")
@@ -79,6 +84,7 @@ def read_tidy(path: Path) -> Bags:
     sets = None if texts is None else [split_names(text) for text in texts]
     code, values = _coded(columns["instance_label"]) if "instance_label" in columns else (None, [])
     classes = _classes({name for names in sets or () for name in names} | {*(labels or ()), *values} - {""})
+    check_classes(path, classes)
     known = tuple(str(name) for name in classes)
     instance_labels = None
     if code is not None:
@@ -103,6 +109,8 @@ def read_tidy(path: Path) -> Bags:
             coordinates=coordinates,
             groups=None if groups is None else np.array(groups, dtype=np.str_),
             weights=weights,
+            missing_truth=missing_truth,
+            feature_names=tuple(features),
         )
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
@@ -130,7 +138,8 @@ def write_tidy(bags: Bags, path: Path) -> None:
     features = bags.instances
     if features.dtype == np.float16:  # not every reader of Parquet has it
         features = features.astype(np.float32)
-    columns |= {f"f{j}": column for j, column in enumerate(features.T)}
+    named = bags.feature_names or [f"f{j}" for j in range(features.shape[1])]
+    columns |= dict(zip(named, features.T, strict=True))
     table = pyarrow.table({name: pyarrow.array(np.ascontiguousarray(c)) for name, c in columns.items()})
     with atomic_file(path) as temporary, temporary.open("wb") as file:
         if suffix == ".parquet":
@@ -155,6 +164,9 @@ def _check_writable(bags: Bags) -> None:
         raise DataError(
             "True labels may be outside their candidate sets, which a table cannot say: write an .npz file."
         )
+    for name in bags.feature_names or ():
+        if name in (*TEXT, *PLACE, "") or name != name.strip():
+            raise DataError(f"A table cannot hold a feature with the name '{name}': write an .npz file.")
     if bags.coordinates is not None and bags.coordinates.shape[1] != len(PLACE):
         raise DataError(
             f"The coordinates have {bags.coordinates.shape[1]} columns, but a table has x and y: "
@@ -169,43 +181,44 @@ def _suffix(path: Path) -> str:
     return suffix
 
 
-def _columns(path: Path) -> dict[str, Any]:
+def _columns(path: Path, ignore: Sequence[str]) -> dict[str, Any]:
     """Return the columns of a table by name, each a `pyarrow.ChunkedArray`."""
-    table = parquet_table(path) if _suffix(path) == ".parquet" else _text_table(path)
-    header = [name.strip() for name in table.column_names]
-    if len(set(header)) != len(header):
-        raise DataError(f"{path} names a column twice in its header: {', '.join(header)}.")
+    table = parquet_table(path) if _suffix(path) == ".parquet" else _text_table(path, ignore)
+    header = plain_header(path, table.column_names)
+    columns = dict(zip(header, table.columns, strict=True))
+    return {name: columns[name] for name in _kept(path, header, ignore)}
+
+
+def _kept(path: Path, header: Sequence[str], ignore: Sequence[str]) -> list[str]:
+    check_not_predictions(path, header)
     needed_column(path, header, IDS)
-    return dict(zip(header, table.columns, strict=True))
+    return without(path, header, ignore)
 
 
-def _text_table(path: Path) -> Any:
+def _text_table(path: Path, ignore: Sequence[str]) -> Any:
     """Return a CSV or TSV file as a `pyarrow.Table`, its features float32, its coordinates as they are."""
     import pyarrow
     from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 
-    delimiter = DELIMITERS[_suffix(path)]
-    with opened(path, f"a {path.suffix[1:].upper()} file in UTF-8") as file:
-        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-        header = next(csv.reader(text, strict=True, delimiter=delimiter), [])
-    names = [name.strip() for name in header]
-    needed_column(path, names, IDS)
-    free = {*PLACE, ""} if set(PLACE) <= set(names) else {""}
+    delimiter, header = text_header(path)
+    names = plain_header(path, header)
+    kept = _kept(path, names, ignore)
+    free = {*PLACE, ""} if set(PLACE) <= set(kept) else {""}
     kinds = {
-        raw: pyarrow.string() if name in TEXT else pyarrow.float32()
+        raw: pyarrow.float32() if name in kept and name not in TEXT else pyarrow.string()
         for raw, name in zip(header, names, strict=True)
         if name not in free
     }
     try:
-        with path.open("rb") as file:
-            return read_csv(
-                file,
-                ReadOptions(block_size=BLOCK),
-                ParseOptions(delimiter=delimiter, newlines_in_values=True),
-                ConvertOptions(column_types=kinds, null_values=[""]),
-            )
-    except pyarrow.ArrowException as error:
-        numbers = [name for name in names if name not in TEXT and name]
+        # a path, not a file object: a thread of Arrow that holds a Python object may outlive the interpreter
+        return read_csv(
+            str(path),
+            ReadOptions(block_size=BLOCK),
+            ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            ConvertOptions(column_types=kinds, null_values=[""]),
+        )
+    except (pyarrow.ArrowException, OSError) as error:
+        numbers = [name for name in kept if name not in TEXT and name]
         raise _explained(path, numbers, str(error)) from error
 
 
@@ -262,9 +275,14 @@ def _explained(path: Path, names: Sequence[str], detail: str) -> MiplError:
         for name in names:
             if not _is_number(row[name]):
                 held = f"'{row[name]}'" if row[name] else "nothing"
+                hint = "mend it, or leave the column out with --ignore"
+                if (near := near_miss(name, TEXT)) is not None:
+                    hint = f"is the column meant to be '{near}'? Rename it, or leave it out with --ignore"
+                elif _is_number(row[name].replace(",", ".")):
+                    hint = "write decimals with a point, not with a comma"
                 return DataError(
                     f"{path}, row {number} has {held} in column '{name}', where a finite number is needed: "
-                    "mend it, or remove the row or the column."
+                    f"{hint}."
                 )
     return StorageError(f"{path} cannot be read as a table of features: {' '.join(detail.split())[:200]}.")
 
