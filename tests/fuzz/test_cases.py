@@ -34,9 +34,9 @@ def test_the_report_counts_the_cases_of_every_process(setting, line, tmp_path):
     (tmp_path / "test_it.py").write_text(TEST)
     path = os.pathsep.join([str(REPO / "tests"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", str(tmp_path)],
+        [sys.executable, "-m", "pytest", "-p", "xdist", "-n", "2", "-p", "no:cacheprovider", str(tmp_path)],
         cwd=tmp_path,
-        env={**os.environ, "MIPL_FUZZ": setting, "PYTHONPATH": path},
+        env={**os.environ, "MIPL_FUZZ": setting, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
     )
