@@ -29,6 +29,10 @@ class TrainingError(MiplError, RuntimeError):
     """Training that cannot go on."""
 
 
+class MiplNotice(UserWarning):
+    """What a user should know although the work goes on; the command line prints it as a note."""
+
+
 MOST_LISTED = 5
 
 

@@ -11,11 +11,7 @@ import numpy as np
 
 from mipl.data.bags import Bags
 from mipl.data.features import aligned
-from mipl.errors import DataError, listed
-
-
-class MiplNotice(UserWarning):
-    """Something allowed that the user may not have meant."""
+from mipl.errors import DataError, MiplNotice, listed
 
 
 def check_training(bags: Bags) -> None:

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from mipl.calibration.scaling import ENSEMBLE_RANGE, Scaling, ensemble_scaling, softest_scaling
 from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader
+from mipl.errors import MiplNotice
 from mipl.methods.base import Method
 from mipl.metrics import approximated_accuracy, covering_rate, set_log_likelihood
 from mipl.nn.encoders import FeatureEncoder, Projection, Standardize
 from mipl.nn.network import BagNetwork, Ensemble
 from mipl.seeding import rng_for, seed_for
 from mipl.training.checkpoint import last_epoch
-from mipl.training.checks import MiplNotice
 from mipl.training.crossfit import (
     initial_weights,
     learns_from,
