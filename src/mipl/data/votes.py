@@ -23,7 +23,7 @@ from mipl.data.formats.header import (
     without,
 )
 from mipl.data.formats.table import Rows, complete, read_rows, split_names
-from mipl.errors import DataError, SettingError, listed
+from mipl.errors import DataError, MiplNotice, SettingError, listed
 
 IDS = ("bag_id", "slide_id", "bag")
 ANNOTATORS = ("annotator", "rater")
@@ -294,4 +294,4 @@ def _truths(path: Path, labels: list[str] | None, ids: Sequence[str]) -> list[st
 
 
 def _note(text: str) -> None:
-    warnings.warn(text, UserWarning, stacklevel=4)
+    warnings.warn(text, MiplNotice, stacklevel=4)

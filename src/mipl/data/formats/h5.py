@@ -18,7 +18,7 @@ from mipl.data.candidates import candidate_matrix, label_array
 from mipl.data.formats.table import LabelTable, read_label_table, write_labels
 from mipl.data.lazy import SUFFIXES, FileArray, Part, array_names, open_array
 from mipl.data.validation import STORED
-from mipl.errors import MOST_LISTED, DataError, StorageError, listed
+from mipl.errors import MOST_LISTED, DataError, MiplNotice, StorageError, listed
 from mipl.files import atomic_folder
 
 FEATURES = ("features", "feats", "patch_embeddings")  # CLAM and TRIDENT, STAMP, STAMP's older files
@@ -153,7 +153,7 @@ def _matched(
         if problems:  # perhaps the same slides under other names: say both
             problems.append(message)
         else:
-            warnings.warn(f"{message}; they are left out.", UserWarning, stacklevel=3)
+            warnings.warn(f"{message}; they are left out.", MiplNotice, stacklevel=3)
     return {name: slide for slide, name in place.items() if name is not None}, problems
 
 

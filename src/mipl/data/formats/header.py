@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mipl.errors import DataError, listed, suggest
+from mipl.errors import DataError, MiplNotice, listed, suggest
 
 GROUPS = ("group", "case_id", "patient", "PATIENT")
 TEXT = ("candidates", "label", "weights", "instance_label", "bag_id", "slide_id", *GROUPS)  # no numbers
@@ -86,7 +86,7 @@ def check_misses(path: Path, header: Sequence[str]) -> None:
         text = f"{path} has a column '{name}', which is not read: did you mean '{near_miss(name, known)}'?"
         if known == ("candidates",):
             raise DataError(f"{text} Rename it.")
-        warnings.warn(text, UserWarning, stacklevel=3)
+        warnings.warn(text, MiplNotice, stacklevel=3)
 
 
 def looks_like_metadata(name: str) -> bool:
@@ -107,7 +107,7 @@ def check_features(path: Path, features: Iterable[str]) -> None:
         warnings.warn(
             f"{path}: the columns {listed(doubtful)} are read as features, but named like something else: "
             "leave out what is no measurement with --ignore COLUMN.",
-            UserWarning,
+            MiplNotice,
             stacklevel=3,
         )
 
@@ -137,4 +137,4 @@ def check_classes(path: Path, classes: Iterable[object]) -> None:
             f"{listed(map(repr, joined))} counts as one class; several are separated by '|', as in a|b"
         )
     if doubts:
-        warnings.warn(f"{path}: {'; '.join(doubts)}.", UserWarning, stacklevel=3)
+        warnings.warn(f"{path}: {'; '.join(doubts)}.", MiplNotice, stacklevel=3)
