@@ -303,7 +303,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def save(self, folder: str | Path) -> None:
         """Write the model as a folder of weights and ``model.json``; an older model is replaced whole."""
         self._check_fitted()
-        params = {name: plain(value) for name, value in self.get_params().items() if name != "encoder"}
+        params = {name: plain(value) for name, value in self.get_params(False).items() if name != "encoder"}
         info = {
             "format": MODEL_FORMAT,
             "class": type(self).__name__,
