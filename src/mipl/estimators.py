@@ -296,7 +296,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         An older model is replaced in one step. The device is not saved: :meth:`load` chooses one.
         """
         self._check_fitted()
-        own = self.get_params()
+        own = self.get_params(deep=False)
         params = {name: plain(value) for name, value in own.items() if name not in ("encoder", "device")}
         info = {
             "class": type(self).__name__,
