@@ -15,6 +15,7 @@ from mipl.data.bags import Bags
 from mipl.data.benchmarks import gaussian_bags
 from mipl.errors import DataError, MiplNotice, SettingError, StorageError
 from mipl.estimators import BagClassifier, CDLClassifier, NotFittedError
+from mipl.training.recipe import RECIPE_VERSION
 
 FAST = {"epochs": 3, "ensemble": 1}
 # settings of a model that was saved before ensembles, as its model.json has them
@@ -388,3 +389,16 @@ def test_importing_mipl_does_not_import_torch():
 
     code = "import sys, mipl; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_model_keeps_the_recipe_version_that_it_was_trained_with(gaussian, tmp_path):
+    CDLClassifier(epochs=1, ensemble=1).fit(gaussian).save(tmp_path / "new")
+    info = json.loads((tmp_path / "new" / "model.json").read_text())
+    assert info["recipe_version"] == RECIPE_VERSION
+    info["recipe_version"] = 2
+    (tmp_path / "new" / "model.json").write_text(json.dumps(info))
+    (tmp_path / "new" / "checksums.json").unlink()  # a model of an earlier version has none
+    mipl.load(tmp_path / "new").save(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "model.json").read_text())["recipe_version"] == 2
+    model = mipl.load(tmp_path / "again").fit(gaussian)
+    assert model.recipe_version_ == RECIPE_VERSION

@@ -56,6 +56,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """
 
     calibration_: Calibration | None = None  # an ensemble's own, or by `mipl.calibration.calibrate`
+    recipe_version_: int = RECIPE_VERSION  # of the recipe that it was trained with
     out_of_fold_: dict[str, float] | None = None  # what left-out candidate sets say of an ensemble
 
     def __init__(
@@ -180,6 +181,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return bags, method, recipe, seed, build
 
     def _end(self: Self, bags: Bags, method: Method, seed: int, fitted: Fitted) -> Self:
+        self.recipe_version_ = RECIPE_VERSION
         self.classes_, self.feature_shape_ = np.array(bags.classes), bags.feature_shape
         self.method_, self.recipe_, self.seed_ = method, fitted.recipe, seed
         self.network_, self.history_, self.calibration_ = fitted.network, fitted.history, None
@@ -304,7 +306,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "custom_encoder": self.encoder is not None,
             "method": {"name": self._method_name(), **dataclasses.asdict(self.method_)},
             "recipe": {"name": self.recipe, **dataclasses.asdict(self.recipe_)},
-            "recipe_version": RECIPE_VERSION,
+            "recipe_version": self.recipe_version_,
             "classes": self.classes_.tolist(),
             "feature_shape": list(self.feature_shape_),
             "seed": self.seed_,
@@ -337,7 +339,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             model.classes_ = np.array(info["classes"])
             model.feature_shape_ = tuple(int(side) for side in info["feature_shape"])
             model.history_, model.seed_, model.trained_on_ = info["history"], info["seed"], info["trained_on"]
-            model.out_of_fold_ = info.get("out_of_fold")
+            model.out_of_fold_, model.recipe_version_ = info.get("out_of_fold"), info.get("recipe_version", 1)
             model.method_ = restored(METHODS[info["method"]["name"]].cls, info["method"])
             model.recipe_ = restored(Recipe, info["recipe"])
             networks = [
