@@ -105,8 +105,8 @@ def check_features(path: Path, features: Iterable[str]) -> None:
     doubtful = [name for name in features if looks_like_metadata(name) or near_miss(name, TEXT)]
     if doubtful:
         warnings.warn(
-            f"{path}: the columns {listed(doubtful)} are read as features, but named like something else: "
-            "leave out what is no measurement with --ignore COLUMN.",
+            f"{path}: read as features, although named like metadata: {listed(doubtful)}. "
+            "Leave out a column that is no measurement with --ignore COLUMN.",
             MiplNotice,
             stacklevel=3,
         )
