@@ -86,7 +86,7 @@ def test_features_are_listed_and_a_year_is_pointed_out(tmp_path, capsys):
     code, out, err = run(capsys, "fit", table, "--out", tmp_path / "m", *QUICK)
     assert code == 0
     assert "features: 4 columns, area, hue, texture, year" in out
-    assert "the columns year are read as features" in err
+    assert "named like metadata: year" in err
     assert "--ignore" in err
     code, out, err = run(capsys, "data", "info", table, "--ignore", "Year")
     assert "features: 3 columns, area, hue, texture" in out
