@@ -268,7 +268,7 @@ def test_a_cluster_that_loses_a_machine_leaves_the_same_records(source, tmp_path
             env={**os.environ, **own},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
