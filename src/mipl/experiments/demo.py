@@ -44,7 +44,8 @@ def run_demo(out: Path, folds: int, workers: int) -> tuple[list[dict[str, Any]],
             Job(
                 source=SOURCE,
                 method=method,
-                params={"epochs": EPOCHS, **settings},
+                # one network: the temperature of an ensemble would calibrate all three alike
+                params={"epochs": EPOCHS, "ensemble": 1, **settings},
                 split=fold,
                 splits=kind,
                 seed=0,
