@@ -31,7 +31,7 @@ from mipl.training.crossfit import (
     train_stacked,
 )
 from mipl.training.parallel import Alone
-from mipl.training.recipe import WEIGHT_DECAYS, make_recipe
+from mipl.training.recipe import REGULARISATIONS, make_recipe
 from mipl.training.signal import ENOUGH, signal_score
 from mipl.training.trainer import Training
 
@@ -357,10 +357,19 @@ def test_training_resumes_to_the_same_ensemble(name, last, tmp_path):
 def test_the_weight_decay_of_the_higher_out_of_fold_likelihood_is_chosen():
     bags = gaussian_bags(30, k=4)
     chosen = make_classifier("sam-cn", **FAST).fit(bags)
-    assert chosen.recipe_.weight_decay in WEIGHT_DECAYS
+    assert chosen.recipe_.weight_decay in [decay for decay, _ in REGULARISATIONS]
     fixed = make_classifier("sam-cn", weight_decay=chosen.recipe_.weight_decay, **FAST).fit(bags)
     np.testing.assert_array_equal(chosen.predict_proba(bags), fixed.predict_proba(bags))
     assert make_classifier("sam-cn", ensemble=1, epochs=2).fit(bags).recipe_.weight_decay == 0.01
+
+
+@pytest.mark.parametrize(("chosen", "lowest"), [(0, 0.1), (1, 1.0)])
+def test_the_strong_weight_decay_keeps_the_temperature_of_attention_above_one(chosen, lowest, monkeypatch):
+    """Features that need a strong weight decay carry the class in most instances: attention stays soft."""
+    monkeypatch.setattr("mipl.training.fit.REGULARISATIONS", REGULARISATIONS[chosen : chosen + 1])
+    model = make_classifier("mam-cn", tau_decay=0.1, **FAST).fit(gaussian_bags(30, k=4))
+    assert model.recipe_.weight_decay == REGULARISATIONS[chosen][0]
+    assert [float(net.attention.tau) for net in model.network_.members] == pytest.approx([lowest] * 4)
 
 
 @pytest.mark.parametrize("kind", ["every class", "sets of other bags", "constant features"])

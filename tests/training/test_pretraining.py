@@ -20,6 +20,7 @@ from mipl.seeding import rng_for
 from mipl.training.crossfit import learns_from
 from mipl.training.parallel import Alone
 from mipl.training.pretraining import (
+    SHARING,
     _draws,
     _principal,
     contrast,
@@ -113,6 +114,14 @@ def test_members_share_pretrained_convolutions_and_keep_first_layers_of_their_ow
         assert torch.equal(net.encoder.conv2.weight, first.encoder.conv2.weight)
         assert net.encoder.conv1.weight.data_ptr() != first.encoder.conv1.weight.data_ptr()
         assert not torch.equal(net.encoder.linear.weight, first.encoder.linear.weight)
+
+
+def test_every_two_members_begin_with_an_encoder_of_their_own(bags):
+    """Under a sigmoid head convolutions stay as they were pretrained, so that they can be compared."""
+    model = make_classifier("sam-mdl", head="sigmoid", ensemble=5, epochs=2, pretrain=2).fit(bags)
+    weights = [net.encoder.conv1.weight for net in model.network_.members]
+    same = [[torch.equal(one, other) for other in weights] for one in weights]
+    assert same == [[i // SHARING == j // SHARING for j in range(5)] for i in range(5)]
 
 
 def test_pretraining_does_not_read_candidate_sets(bags):

@@ -94,6 +94,10 @@ class MAM(Attention):
         """Eq. 11: τ starts at ``start`` in epoch 1 and falls by ``decay`` an epoch, not under ``floor``."""
         self.tau.fill_(max(self.floor, self.start * self.decay ** (epoch - 1)))
 
+    def keep_above(self, lowest: float) -> None:
+        """Keep the temperature at ``lowest`` or above, unless it starts below."""
+        self.floor = max(self.floor, min(lowest, self.start))
+
     def forward(self, scores: Tensor, segments: Tensor, sizes: Tensor) -> Tensor:
         """(N,) -> (N,)."""
         if self.order == "scores":

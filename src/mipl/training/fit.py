@@ -18,6 +18,7 @@ from mipl.data.batch import BagLoader
 from mipl.errors import MiplNotice
 from mipl.methods.base import Method
 from mipl.metrics import approximated_accuracy, covering_rate, set_log_likelihood
+from mipl.nn.attention import MAM
 from mipl.nn.encoders import FeatureEncoder, Projection, Standardize
 from mipl.nn.network import BagNetwork, Ensemble
 from mipl.seeding import rng_for, seed_for
@@ -36,7 +37,7 @@ from mipl.training.epoch import History
 from mipl.training.parallel import Alone, randomness
 from mipl.training.pretraining import has_images, train_on_images
 from mipl.training.progress import Report
-from mipl.training.recipe import WEIGHT_DECAYS, Recipe
+from mipl.training.recipe import REGULARISATIONS, Recipe
 from mipl.training.signal import ENOUGH, signal_score
 from mipl.training.trainer import Training
 
@@ -90,12 +91,12 @@ def fit_network(
     images = len(bags.feature_shape) > 1
     narrow = _reducing(build, bags, recipe.components, group.device)
     template = narrow(seed, None)  # its scaling is that of all members
-    choices: tuple[float, ...] = WEIGHT_DECAYS
+    choices: tuple[tuple[float, float], ...] = REGULARISATIONS
     if recipe.weight_decay is not None or recipe.ensemble == 1 or images:
-        choices = (recipe.decay,)
+        choices = ((recipe.decay, 0.0),)
     first_stage = FirstStage(bags, learns_from(bags, recipe.ensemble, seed), template)
     best: Fitted | None = None
-    for number, decay in enumerate(choices):
+    for number, (decay, lowest_tau) in enumerate(choices):
         training = Training(
             method,
             dataclasses.replace(recipe, weight_decay=decay),
@@ -104,7 +105,7 @@ def fit_network(
             None if checkpoint is None else checkpoint / f"weight-decay-{decay:g}",
             _counted(report, number * recipe.epochs, decay if len(choices) > 1 else None),
         )
-        found = cross_fit(training, narrow, bags, template, first_stage)
+        found = cross_fit(training, narrow, bags, template, first_stage, lowest_tau)
         if best is None or _better(found, best):
             best = found
     assert best is not None
@@ -132,14 +133,24 @@ class FirstStage:
 
 
 def cross_fit(
-    training: Training, build: Build, bags: Bags, template: nn.Module, first_stage: FirstStage
+    training: Training,
+    build: Build,
+    bags: Bags,
+    template: nn.Module,
+    first_stage: FirstStage,
+    lowest_tau: float = 0.0,
 ) -> Fitted:
-    """Train a single network, or an ensemble and what its members predict for the bags they leave out."""
+    """Train a single network, or an ensemble and what its members predict for the bags they leave out.
+
+    The temperature of MAM's attention stays at ``lowest_tau`` or above.
+    """
     recipe, seed = training.recipe, training.seed
     seen = learns_from(bags, recipe.ensemble, seed)
     nets = [template]
     if recipe.ensemble > 1:
         nets = [build(seed_for("member", seed, e), template) for e in range(recipe.ensemble)]
+    for part in (part for net in nets for part in net.modules() if isinstance(part, MAM)):
+        part.keep_above(lowest_tau)
     if recipe.pretrain and has_images(template):
         histories = train_on_images(training, nets, bags, seen)
     else:

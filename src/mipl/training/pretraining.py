@@ -24,7 +24,8 @@ from mipl.data.batch import BagLoader
 from mipl.data.candidates import IntArray
 from mipl.nn.attention import MAM
 from mipl.nn.encoders import FeatureEncoder, ImageEncoder
-from mipl.seeding import rng_for
+from mipl.pseudo_labels import PseudoLabels
+from mipl.seeding import rng_for, seed_for
 from mipl.training.checkpoint import last_epoch
 from mipl.training.crossfit import initial_weights, of_member, train_members
 from mipl.training.epoch import History
@@ -40,6 +41,7 @@ SAMPLE = 20_000  # images that principal components are computed from
 DROPPED = 0.5  # of a bag's images are left out of a step on images: half the time, and less memorising
 LATER = 0.48  # of the epochs that follow the warm-up are enough on images, whose steps cost most
 AVERAGED = 0.6  # of the epochs on images, the last ones, are averaged
+SHARING = 2  # members that begin with one pretrained encoder: which classes it confuses is a matter of chance
 LOWEST_TAU = 1.0  # of MAM on images: near 0 a bag rests on a single image, and its others teach nothing
 
 
@@ -58,8 +60,8 @@ def train_on_images(training: Training, nets: Sequence[nn.Module], bags: Bags, s
         seen: (e, m) 1 where a network learns from a bag.
     """
     recipe, method = training.recipe, training.method
-    for net in nets:
-        _soften(net)
+    for part in (part for net in nets for part in net.modules() if isinstance(part, MAM)):
+        part.keep_above(LOWEST_TAU)
     last = recipe.warmup_epochs
     released = method.trains_convolutions and last > 0
     if released:
@@ -68,14 +70,13 @@ def train_on_images(training: Training, nets: Sequence[nn.Module], bags: Bags, s
         training = dataclasses.replace(training, recipe=recipe)
     else:
         last = recipe.epochs
-    folder = None if training.checkpoint is None else training.checkpoint / "features"
-    with on_features(training, nets, bags) as features:
-        on_them = dataclasses.replace(training, checkpoint=folder)
-        begun = folder is not None and last_epoch(folder) > 0  # initial weights are in the checkpoint
-        initial = (
-            None if begun or not recipe.warmup_epochs else initial_weights(training, features, seen, nets[0])
-        )
-        histories, tables = train_members(on_them, nets, features, seen, last, initial)
+    histories: list[History] = []
+    tables: list[PseudoLabels] = []
+    for number, first in enumerate(range(0, len(nets), SHARING)):
+        some = slice(first, first + SHARING)
+        found = _train_on_features(_of_group(training, number, len(nets)), nets[some], bags, seen[some], last)
+        histories += found[0]
+        tables += found[1]
     if not released:
         return histories
     half = dataclasses.replace(recipe, instance_dropout=DROPPED)
@@ -92,11 +93,28 @@ def train_on_images(training: Training, nets: Sequence[nn.Module], bags: Bags, s
     return histories
 
 
-def _soften(net: nn.Module) -> None:
-    """Keep the temperature of MAM's attention at ``LOWEST_TAU`` and above, unless it is fixed."""
-    for part in net.modules():
-        if isinstance(part, MAM):
-            part.floor = max(part.floor, min(LOWEST_TAU, part.start))
+def _of_group(training: Training, number: int, members: int) -> Training:
+    """Return the training of one group of members on features: with a seed and a checkpoint of its own."""
+    folder = None if training.checkpoint is None else training.checkpoint / "features"
+    if members <= SHARING:
+        return dataclasses.replace(training, checkpoint=folder)
+    return dataclasses.replace(
+        training,
+        seed=seed_for("encoder", training.seed, number) % 2**32,
+        checkpoint=None if folder is None else folder / f"group-{number}",
+    )
+
+
+def _train_on_features(
+    training: Training, nets: Sequence[nn.Module], bags: Bags, seen: Tensor, last: int
+) -> tuple[list[History], list[PseudoLabels]]:
+    """Pretrain one image encoder for some networks and train them on its features to epoch ``last``."""
+    with on_features(training, nets, bags) as features:
+        begun = training.checkpoint is not None and last_epoch(training.checkpoint) > 0
+        initial = None  # in the checkpoint, or uniform without a warm-up
+        if training.recipe.warmup_epochs and not begun:
+            initial = initial_weights(training, features, seen, nets[0])
+        return train_members(training, nets, features, seen, last, initial)
 
 
 @contextlib.contextmanager
