@@ -89,7 +89,7 @@ def test_a_card_alone_needs_no_data(files, tmp_path, capsys):
         ),
         ("explain {f}/model {f}/new.npz --bag slide-75 --out {f}", "holds no explain.json"),
         ("explain {f} {f}/new.npz --bag slide-75 --out {t}/e", "is not a model folder"),
-        ("export {f}/model", "Give what to write"),
+        ("export {f}/model", "Nothing to write"),
         ("export {f}/model --onnx {t}/m.onnx --data {f}/new.npz", "give --card FILE too"),
         ("export {f}/process --onnx {t}/m.onnx", "miplgp is not a neural network"),
         ("export {f}/process --onnx {t}/m.onnx --card {t}/c.md", "miplgp is not a neural network"),

@@ -162,8 +162,11 @@ def test_without_labels_a_threshold_or_a_coverage_decides(files, tmp_path, capsy
         ("calibrate {f}/model {f}/cal.npz --set-share 2 --out {t}/m", "not a share between 0 and 1"),
         ("calibrate {f}/model {f}/cal.npz --out {f}", "holds no model.json, so it is not replaced"),
         ("calibrate {f} {f}/cal.npz --out {t}/m", "is not a model folder"),
-        ("triage {f}/model {f}/new.npz --out {t}/d.csv", "Give one rule"),
-        ("triage {f}/model {f}/new.npz --out {t}/d.csv --coverage 0.5 --threshold 0.5", "Give one rule"),
+        ("triage {f}/model {f}/new.npz --out {t}/d.csv", "Give exactly one rule"),
+        (
+            "triage {f}/model {f}/new.npz --out {t}/d.csv --coverage 0.5 --threshold 0.5",
+            "Give exactly one rule",
+        ),
         ("triage {f}/model {f}/new.npz --out {t}/d.csv --max-error 0.1", "needs bags with true labels"),
         (
             "triage {f}/model {f}/new.npz --out {t}/d.csv --max-error 0.1 --calibrate {f}/train.npz",
