@@ -59,12 +59,12 @@ def serve(
     """Serve predictions over HTTP and, with --data, a web page on which a person reviews the bags."""
     try:
         from mipl.serve.app import make_app
-        from mipl.serve.server import LOCAL, check_token, is_local, listen, run
+        from mipl.serve.server import LOCAL_HOSTS, check_token, is_local, listen, run
     except ImportError as error:
         raise SettingError(f"Serving needs {error.name}: pip install 'mipl[serve]'.") from error
     from mipl.estimators import load
-    from mipl.serve.board import Board
-    from mipl.serve.bodies import Limits
+    from mipl.serve.dashboard import Dashboard
+    from mipl.serve.requests import Limits
     from mipl.serve.reviews import Reviews
 
     request_limits = Limits(limits.max_bytes, limits.max_bags, limits.max_instances, limits.timeout)
@@ -73,9 +73,9 @@ def serve(
         classifier = load(model)
         dashboard = review_file = None
         if data is not None:
-            dashboard = Board(classifier, options.open(data))
-            review_file = Reviews(reviews, dashboard.place, dashboard.classes)
-        hosts = LOCAL | {address.host} if is_local(address.host) else None
+            dashboard = Dashboard(classifier, options.open(data))
+            review_file = Reviews(reviews, dashboard.index, dashboard.classes)
+        hosts = LOCAL_HOSTS | {address.host} if is_local(address.host) else None
         served = make_app(
             classifier,
             dashboard,
