@@ -49,7 +49,7 @@ def test_an_explanation_is_what_the_model_says_of_the_bag(model, slides):
     assert first.confidence == pytest.approx(p.max(), abs=1e-6)
     assert first.truth == "b"
     np.testing.assert_allclose(first.attention, model.attention_weights(slides[7:8])[0], atol=1e-6)
-    assert (first.places == slides[7].coordinates).all()
+    assert (first.positions == slides[7].coordinates).all()
 
 
 def test_the_classes_of_the_bags_may_be_in_another_order(model, slides):

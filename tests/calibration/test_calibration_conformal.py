@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import betabinom
 
-from mipl.calibration.conformal import WAYS, Conformal, fit_conformal
+from mipl.calibration.conformal import GUARANTEES, Conformal, fit_conformal
 from mipl.data.candidates import add_false_positives
 from mipl.errors import DataError, SettingError
 
@@ -76,7 +76,7 @@ def test_worst_holds_all_that_labels_hold_and_best_no_more(seed, n, per_class):
     assert (larger >= smaller).all()
 
 
-@pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.parametrize("way", list(GUARANTEES))
 def test_sets_of_one_candidate_are_labels(way):
     p, labels, _ = drawn(50, 1)
     made = fit_conformal(p, one_hot(labels), way, np.random.default_rng(0))

@@ -169,7 +169,7 @@ def test_what_would_mislead_is_refused(model, data):
     for settings, sentence in (
         ({"by": "label"}, "Did you mean 'labels'"),
         ({"kind": "platt"}, "no kind of scaling 'platt'"),
-        ({"set_share": 1.2}, "not a share"),
+        ({"set_share": 1.2}, "a fraction between 0 and 1"),
         ({"set_share": 1}, "leaves no bag"),
         ({"by": "candidates", "candidate": "median"}, "no way 'median'"),
     ):

@@ -113,7 +113,7 @@ def test_candidates_alone_are_enough_to_calibrate(files, tmp_path, capsys):
     assert code == 0
     result = json.loads(out)
     assert (result["by"], result["kind"], result["temperature"]) == ("candidates", "vector", None)
-    assert "as far as the model tells the candidates apart" in result["sets_promise"]
+    assert "if the model's probabilities of the candidates" in result["sets_promise"]
     assert mipl.load(tmp_path / "m").calibration_.by == "candidates"
 
 
@@ -159,7 +159,7 @@ def test_without_labels_a_threshold_or_a_coverage_decides(files, tmp_path, capsy
         ("calibrate {f}/model {f}/bare.npz --by candidates --out {t}/m", "no candidate sets"),
         ("calibrate {f}/model {f}/cal.npz --by label --out {t}/m", "Did you mean 'labels'?"),
         ("calibrate {f}/model {f}/cal.npz --kind platt --out {t}/m", "no kind of scaling 'platt'"),
-        ("calibrate {f}/model {f}/cal.npz --set-share 2 --out {t}/m", "not a share between 0 and 1"),
+        ("calibrate {f}/model {f}/cal.npz --set-share 2 --out {t}/m", "give a fraction between 0 and 1"),
         ("calibrate {f}/model {f}/cal.npz --out {f}", "holds no model.json, so it is not replaced"),
         ("calibrate {f} {f}/cal.npz --out {t}/m", "is not a model folder"),
         ("triage {f}/model {f}/new.npz --out {t}/d.csv", "Give exactly one rule"),

@@ -55,7 +55,7 @@ def calibrate(
     as_json: JsonOpt = False,
 ) -> None:
     """Calibrate a trained model on bags it was not trained on; predictions of MODEL2 are then calibrated."""
-    from mipl.calibration.conformal import WAYS
+    from mipl.calibration.conformal import GUARANTEES
     from mipl.calibration.model import calibrate as calibrated
     from mipl.estimators import load
     from mipl.files import check_folder
@@ -80,7 +80,7 @@ def calibrate(
                 "mean_confidence_before": before,
                 "mean_confidence": after,
                 "set_bags": 0 if conformal is None else len(conformal.scores),
-                "sets_promise": None if conformal is None else WAYS[conformal.way],
+                "sets_promise": None if conformal is None else GUARANTEES[conformal.way],
             }
         )
         return
@@ -91,7 +91,7 @@ def calibrate(
             f"before, {100 * after:.1f}% after"
         )
     if conformal is not None:
-        typer.echo(f"Prediction sets from {len(conformal.scores)} bags: {WAYS[conformal.way]}")
+        typer.echo(f"Prediction sets from {len(conformal.scores)} bags: {GUARANTEES[conformal.way]}")
     typer.echo(f"Model written to {out}")
 
 
@@ -267,14 +267,14 @@ def _describe_sets(
 ) -> dict[str, Any]:
     import numpy as np
 
-    from mipl.calibration.conformal import WAYS
+    from mipl.calibration.conformal import GUARANTEES
 
     assert conformal is not None
     return {
         "coverage": options.set_coverage,
         "class_conditional": options.class_conditional,
         "mean_size": float(np.mean([len(row["prediction_set"]) for row in rows])),
-        "promise": WAYS[conformal.way],
+        "promise": GUARANTEES[conformal.way],
     }
 
 
