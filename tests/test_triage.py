@@ -1,4 +1,4 @@
-"""Operating points: the arithmetic of the guarantee against brute force, and every edge it has."""
+"""Operating points: the guarantee against brute force, and edge cases."""
 
 import csv
 import dataclasses
@@ -103,7 +103,7 @@ def test_the_largest_coverage_that_passes_is_chosen(data, max_error, delta):
 @given(data=labelled(), power=st.sampled_from([0.3, 2.0]))
 @settings(deadline=None, max_examples=50)
 def test_only_the_order_of_the_confidences_counts(data, power):
-    c, right = np.round(data[0], 6), data[1]  # coarse enough that the power parts what was apart
+    c, right = np.round(data[0], 6), data[1]  # coarse enough that the power keeps distinct values distinct
     one, other = at_max_error(c, right, 0.2, 0.1), at_max_error(c**power, right, 0.2, 0.1)
     assert (one.reported, one.errors, one.bound) == (other.reported, other.errors, other.bound)
     assert (one.reports(c) == other.reports(c**power)).all()
@@ -141,7 +141,7 @@ def test_everything_is_reported_where_nothing_is_wrong():
 
 
 @given(c=st.lists(st.sampled_from([0.2, 0.5, 0.7, 0.9, 1.0]), min_size=1, max_size=30), share=st.floats(0, 1))
-def test_the_coverage_is_the_largest_that_does_not_exceed_the_wish(c, share):
+def test_the_coverage_is_the_largest_that_does_not_exceed_the_request(c, share):
     point = at_coverage(c, share)
     possible = [sum(x >= t for x in c) for t in {*c, 2.0}]
     assert point.reports(c).sum() == max(n for n in possible if n <= share * len(c) + 1e-9)

@@ -1,4 +1,4 @@
-"""A calibration stays with its model: fitted, used, saved, loaded, and refused where it would mislead."""
+"""Calibration of a model: fitted, applied, saved, loaded, and refused where it would be misleading."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from mipl.metrics import negative_log_likelihood
 
 @pytest.fixture(scope="module")
 def data():
-    """Bags of overlapping classes, so that a model errs: to train on, to calibrate on, to test on."""
+    """Return training, calibration and test bags of overlapping classes."""
     bags = gaussian_bags(bags=360, k=4)
     rng = np.random.default_rng(0)
     noisy = Bags.from_list(

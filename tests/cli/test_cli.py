@@ -210,7 +210,7 @@ def test_a_full_disk_keeps_the_old_model(files, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-def test_run_leaves_records_and_goes_on(files, tmp_path, capsys, monkeypatch):
+def test_run_writes_records_and_resumes(files, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(engines, "run_local", run_here)
     words = [
         "run",
@@ -241,7 +241,7 @@ def test_run_leaves_records_and_goes_on(files, tmp_path, capsys, monkeypatch):
 
 
 def run_here(jobs, workers, show=False):
-    """Do what the local engine does in this process: a new one takes seconds to import torch."""
+    """Run the jobs of the local engine in this process, because a new one takes seconds to import torch."""
     failures = []
     for unit in engines.without_record(jobs):
         try:

@@ -1,4 +1,4 @@
-"""The model card: every number on it is one that can be looked up."""
+"""The model card: every number is compared with its source."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def section(card, name):
 
 
 def rows(text):
-    """Return the cells of every line of a table, but for the line under the head."""
+    """Return the cells of every table row, except the separator."""
     lines = [line for line in text.splitlines() if line.startswith("|") and "---" not in line]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
@@ -104,20 +104,22 @@ def test_the_reliability_table_counts_every_bag(folder, bags):
     assert [row[3] for row in table] == [f"{a:.1%}" for a in curve.accuracy[curve.count > 0]]
 
 
-@pytest.mark.parametrize(("by", "said"), [("labels", "true labels"), ("candidates", "candidate sets alone")])
-def test_calibration_after_training_is_described(by, said, folder, bags, tmp_path):
+@pytest.mark.parametrize(
+    ("by", "expected"), [("labels", "true labels"), ("candidates", "candidate sets alone")]
+)
+def test_calibration_after_training_is_described(by, expected, folder, bags, tmp_path):
     made = calibrate(load(folder), bags[200:], by=by)
     made.save(tmp_path / "m")
     text = section(card_of(tmp_path / "m"), "Calibration")
     assert f"temperature scaling, T = {made.calibration_.scaling.temperature:.4g}" in text
-    assert f"100 calibration bags, by their {said}" in text
+    assert f"100 calibration bags, by their {expected}" in text
     assert made.calibration_.digest in text
     assert "Prediction sets from the scores of 50 bags" in text
     with pytest.raises(DataError, match="was calibrated on these bags"):
         card_of(tmp_path / "m", ("toy", bags[200:]))
 
 
-def test_of_a_patient_one_bag_is_measured(folder, bags):
+def test_one_bag_per_patient_is_measured(folder, bags):
     test = bags[120:200]
     grouped = Bags.from_list(
         [bag.instances for bag in test], None, test.labels, NAMES, groups=[i // 2 for i in range(80)]
@@ -127,7 +129,7 @@ def test_of_a_patient_one_bag_is_measured(folder, bags):
     assert "One bag was drawn from each of 40 groups" in text
 
 
-def test_bags_that_cannot_vouch_are_refused(folder, bags):
+def test_seen_and_unlabelled_bags_are_refused(folder, bags):
     with pytest.raises(DataError, match="was trained on these bags"):
         card_of(folder, ("toy", bags[:120]))
     with pytest.raises(DataError, match="no true labels"):

@@ -118,7 +118,7 @@ def test_images(digits):
             assert np.allclose(got, model.predict_proba(bags), atol=1e-6)
 
 
-def test_bad_values_are_refused_with_the_sentences_of_bags(client):
+def test_invalid_values_are_refused_with_the_messages_of_bags(client):
     good = [[0.0] * D, [1.0] * D]
     for value in (float("nan"), float("inf")):
         bad = [[0.0] * D, [value] + [0.0] * (D - 1)]
@@ -186,7 +186,7 @@ def test_an_array_larger_than_its_body_is_not_allocated(client):
 
 
 @pytest.mark.parametrize("way", ["gzip", "lzf"])
-def test_nothing_compressed_is_unpacked(client, way):
+def test_compressed_arrays_are_refused(client, way):
     """The header of a chunk may say 80 bytes and its content be a gigabyte of zeros."""
     file = io.BytesIO()
     with h5py.File(file, "w") as store:
@@ -233,11 +233,11 @@ def test_limits():
         refused(post(client, npy(np.zeros((11, D))), NPY), 413, "11 instances")
         refused(post(client, b" " * 20_001), 413, "larger than the limit of 20000 bytes")
 
-        def drops():  # no content-length: it has to be counted
+        def chunks():  # without content-length, the bytes are counted
             for _ in range(30):
                 yield b" " * 1000
 
-        refused(post(client, drops()), 413, "larger than the limit of 20000 bytes")
+        refused(post(client, chunks()), 413, "larger than the limit of 20000 bytes")
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
@@ -246,13 +246,13 @@ def test_limits_are_positive_numbers(value):
         Limits(seconds=value)
 
 
-def test_an_answer_that_takes_too_long_is_given_up(monkeypatch):
+def test_a_slow_prediction_times_out(monkeypatch):
     model, gate = small_model(), threading.Event()
     plain = type(model).predict_proba
     with TestClient(app_of(model, limits=Limits(seconds=0.2)), base_url="http://localhost") as client:
         monkeypatch.setattr(type(model), "predict_proba", lambda *args: gate.wait(20) and plain(*args))
         refused(post(client, json.dumps({"bags": [[[0.0] * D]]})), 503, "no answer within 0.2 s")
-        assert client.get("/health").status_code == 200  # the rest goes on
+        assert client.get("/health").status_code == 200  # other requests are answered
         gate.set()
 
 
@@ -263,7 +263,7 @@ def test_other_addresses_and_methods(client):
     refused(client.get("/predict"), 405)
 
 
-def test_a_token_is_asked_for():
+def test_a_token_is_required():
     with TestClient(app_of(small_model(), token="a-long-enough-token")) as client:
         assert client.get("/health").status_code == 200
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "a-long-enough-token"}):
@@ -275,7 +275,7 @@ def test_a_token_is_asked_for():
         refused(client.get("/openapi.json"), 401)
 
 
-def test_a_local_server_has_no_other_name():
+def test_a_local_server_answers_to_local_names_only():
     """DNS rebinding: a web page whose host name resolves to this machine is refused."""
     with TestClient(app_of(small_model(), hosts=frozenset({"localhost", "::1"}))) as client:
         refused(client.get("/health", headers={"host": "evil.example:8000"}), 421, "local requests")
@@ -283,7 +283,7 @@ def test_a_local_server_has_no_other_name():
             assert client.get("/health", headers={"host": host}).status_code == 200
 
 
-def test_a_failure_is_no_traceback_to_the_client(monkeypatch, caplog):
+def test_a_failure_sends_no_traceback(monkeypatch, caplog):
     def fail(*_):
         raise ZeroDivisionError("secret detail")
 
@@ -317,7 +317,7 @@ json_values = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(st.one_of(json_values, st.fixed_dictionaries({"bags": json_values}, optional={"ids": json_values})))
-def test_no_json_breaks_it(client, content):
+def test_random_json_never_fails(client, content):
     answer = post(client, json.dumps(content))
     assert answer.status_code == 200 or refused(answer, answer.status_code)
     assert answer.status_code < 500
@@ -325,8 +325,8 @@ def test_no_json_breaks_it(client, content):
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from([JSON, NPY, HDF5]), st.data())
-def test_no_damage_breaks_it(client, kind, data):
-    """Good bodies with some bytes changed or cut off: an answer or a sentence, never a failure."""
+def test_damaged_bodies_never_fail(client, kind, data):
+    """Valid bodies with bytes changed or cut off give an answer or an error message, never a failure."""
     array = np.zeros((2, D), dtype=np.float32)
     bodies = {
         JSON: json.dumps({"bags": [array.tolist()]}).encode(),

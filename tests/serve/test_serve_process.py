@@ -30,7 +30,7 @@ def test_sigterm_under_load_loses_no_accepted_review(files, tmp_path):
     accepted = [[] for _ in range(8)]
 
     def send(client, address, enough):
-        """Send one label after the other of the client's own bag, until the server is gone."""
+        """Send labels of the client's own bag until the server is stopped."""
         connection = http.client.HTTPConnection(address, timeout=60)
         with contextlib.suppress(OSError, http.client.HTTPException):
             for number in range(100_000):
@@ -60,10 +60,10 @@ def test_sigterm_under_load_loses_no_accepted_review(files, tmp_path):
     with sqlite3.connect(tmp_path / "r.sqlite") as file:
         for i, labels in enumerate(accepted):
             query = "SELECT label FROM reviews WHERE bag_id = ? ORDER BY number"
-            kept = [label for (label,) in file.execute(query, (f"bag{120 + i}",))]
+            stored = [label for (label,) in file.execute(query, (f"bag{120 + i}",))]
             assert len(labels) >= 6
-            assert kept[: len(labels)] == labels  # and at most the one that was on its way
-            assert len(kept) <= len(labels) + 1
+            assert stored[: len(labels)] == labels  # and at most one that was in progress
+            assert len(stored) <= len(labels) + 1
     file.close()
 
 
@@ -145,7 +145,7 @@ def test_more_connections_than_the_limit_are_answered_with_503(monkeypatch):
         connection.close()
 
 
-def test_strangers_need_a_token(files, capsys, monkeypatch):
+def test_other_hosts_need_a_token(files, capsys, monkeypatch):
     monkeypatch.delenv("MIPL_TOKEN", raising=False)
     for words in (["--host", "0.0.0.0"], ["--host", "::"], ["--host", "example.org"]):
         assert main(["serve", str(files / "model"), "--port", "0", *words]) == 2

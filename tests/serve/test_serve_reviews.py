@@ -125,7 +125,7 @@ def test_ties_are_reported_together():
     assert overview["measured"][0]["errors"] in (2, 4)
 
 
-def test_the_model_s_own_bags_are_marked():
+def test_the_model_s_own_bags_cause_a_warning():
     assert "its error here is optimistic" in Dashboard(small_model(), noisy_bags(0, 120)).warning
 
 
@@ -166,7 +166,7 @@ def test_the_page_loads_nothing_from_other_sites(client):
     assert "url(" not in page
 
 
-def test_the_loop_closes(client, tmp_path, capsys):
+def test_reviews_are_exported_and_trained_on(client, tmp_path, capsys):
     """Review, export, and train again on the reviewers' labels."""
     answer = client.get("/reviews.csv")
     rows = {row["bag_id"]: row["candidates"] for row in csv.DictReader(answer.text.splitlines())}

@@ -308,9 +308,8 @@ def images(
             )
             raise typer.Exit(130) from None
     if as_json:
-        print_json(
-            {**dataclasses.asdict(summary), "out": str(out), "skipped": [str(p) for p in summary.skipped]}
-        )
+        skipped = [str(path) for path in summary.skipped]
+        print_json({**dataclasses.asdict(summary), "out": str(out), "skipped": skipped})
         return
     for path in summary.skipped:
         typer.echo(f"mipl: note: {path} could not be read and is left out.", err=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mipl.data.bags import Bags
     from mipl.data.sources import Source
     from mipl.experiments.runner import Job
+    from mipl.records.store import Record
 
 EngineOpt = Annotated[
     str, typer.Option("--engine", help="Execution engine: local (processes on this machine) or ray.")
@@ -71,7 +72,7 @@ def demo(
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """Which runs are made, and what their records hold."""
+    """Which runs are made, and the content of their records."""
 
     methods: Annotated[str, typer.Option("--methods", help="Names separated by commas, or 'all'.")] = "sam-cn"
     splits: Annotated[
@@ -267,7 +268,6 @@ def results(
 ) -> None:
     """Show the results in a folder of records as means over splits, next to the paper's."""
     from mipl.experiments.runner import is_present
-    from mipl.records.pack import write_pack
     from mipl.records.store import Store
     from mipl.records.table import write_table
     from mipl.reports.results import HEADER, markdown, result_cells, result_rows
@@ -278,13 +278,7 @@ def results(
     if out is not None:
         write_table(records, out)
     if pack is not None:
-        present = [record for record in records if is_present(record)]
-        write_pack(present, pack)
-        print(
-            f"{len(present)} runs packed into {pack}; {len(records) - len(present)} of other recipe versions "
-            "left out.",
-            file=sys.stderr,
-        )
+        _pack(records, pack)
     rows = result_rows(records, is_present)
     if as_json:
         print_json(rows)
@@ -295,6 +289,19 @@ def results(
         for row in rows:
             table.add_row(*result_cells(row))
         console().print(table)
+
+
+def _pack(records: list[Record], folder: Path) -> None:
+    from mipl.experiments.runner import is_present
+    from mipl.records.pack import write_pack
+
+    present = [record for record in records if is_present(record)]
+    write_pack(present, folder)
+    print(
+        f"{len(present)} runs packed into {folder}; {len(records) - len(present)} of other recipe versions "
+        "left out.",
+        file=sys.stderr,
+    )
 
 
 def _split_commas(text: str) -> list[str]:

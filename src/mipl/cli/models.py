@@ -242,14 +242,7 @@ def evaluate(
         raise DataError(f"{data} has no true labels: they are needed to evaluate predictions.")
     names = [str(bags.classes[label]) for label in bags.labels.tolist()]
     truth = dict(zip(bags.ids.tolist(), names, strict=True))
-    for bag in ids:
-        if bag not in truth:
-            raise DataError(f"{predictions} predicts the bag '{bag}', which is not in {data}.")
-        if truth[bag] not in classes:
-            raise DataError(
-                f"The bag '{bag}' has the label '{truth[bag]}', for which {predictions} has no column."
-                f"{suggest(truth[bag], classes)}"
-            )
+    _check_predictions(predictions, data, ids, classes, truth)
     labels = np.array([classes.index(truth[bag]) for bag in ids])
     values = compute_metrics(probabilities, labels, bootstrap=bootstrap)
     if as_json:
@@ -262,3 +255,17 @@ def evaluate(
         interval = [] if low is None or high is None else [f"{low:.4f} – {high:.4f}"]
         table.add_row(name.replace("_", " "), f"{values[name]:.4f}", *interval)
     console().print(table)
+
+
+def _check_predictions(
+    predictions: Path, data: str, ids: list[str], classes: list[str], truth: dict[str, str]
+) -> None:
+    """Raise an error unless every predicted bag has a true label among the predicted classes."""
+    for bag in ids:
+        if bag not in truth:
+            raise DataError(f"{predictions} predicts the bag '{bag}', which is not in {data}.")
+        if truth[bag] not in classes:
+            raise DataError(
+                f"The bag '{bag}' has the label '{truth[bag]}', for which {predictions} has no column."
+                f"{suggest(truth[bag], classes)}"
+            )

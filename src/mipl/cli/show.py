@@ -108,13 +108,17 @@ def export(
         result["card"] = {"file": str(card), "measured": data is not None}
     if as_json:
         print_json(result)
-        return
-    if onnx is not None:
-        worst = max(result["onnx"]["differences"].values())
-        sizes = ", ".join(str(size) for size in result["onnx"]["sizes"])
+    else:
+        _print_export(result)
+
+
+def _print_export(result: dict[str, Any]) -> None:
+    if (graph := result.get("onnx")) is not None:
+        worst = max(graph["differences"].values())
+        sizes = ", ".join(str(size) for size in graph["sizes"])
         typer.echo(
-            f"ONNX graph written to {onnx}; it differs from torch by at most {worst:.1g} on random bags of "
-            f"{sizes} instances"
+            f"ONNX graph written to {graph['file']}; it differs from torch by at most {worst:.1g} on random "
+            f"bags of {sizes} instances"
         )
-    if card is not None:
-        typer.echo(f"Model card written to {card}")
+    if (card := result.get("card")) is not None:
+        typer.echo(f"Model card written to {card['file']}")

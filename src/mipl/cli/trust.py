@@ -69,30 +69,34 @@ def calibrate(
     result.save(out)
     assert result.calibration_ is not None
     scaling, conformal = result.calibration_.scaling, result.calibration_.conformal
+    summary = {
+        "model": str(out),
+        "by": calibration.by,
+        "kind": calibration.kind,
+        "bags": len(bags),
+        "temperature": None if scaling is None else scaling.temperature,
+        "mean_confidence_before": before,
+        "mean_confidence": after,
+        "set_bags": 0 if conformal is None else len(conformal.scores),
+        "sets_promise": None if conformal is None else GUARANTEES[conformal.way],
+    }
     if as_json:
-        print_json(
-            {
-                "model": str(out),
-                "by": calibration.by,
-                "kind": calibration.kind,
-                "bags": len(bags),
-                "temperature": None if scaling is None else scaling.temperature,
-                "mean_confidence_before": before,
-                "mean_confidence": after,
-                "set_bags": 0 if conformal is None else len(conformal.scores),
-                "sets_promise": None if conformal is None else GUARANTEES[conformal.way],
-            }
-        )
-        return
-    if scaling is not None:
-        temperature = "" if scaling.temperature is None else f" T = {scaling.temperature:.3g};"
+        print_json(summary)
+    else:
+        _print_calibration(summary)
+
+
+def _print_calibration(summary: dict[str, Any]) -> None:
+    if summary["kind"] != "none":
+        temperature = "" if summary["temperature"] is None else f" T = {summary['temperature']:.3g};"
         typer.echo(
-            f"{calibration.kind} by {calibration.by}:{temperature} mean confidence {100 * before:.1f}% "
-            f"before, {100 * after:.1f}% after"
+            f"{summary['kind']} by {summary['by']}:{temperature} mean confidence "
+            f"{100 * summary['mean_confidence_before']:.1f}% before, "
+            f"{100 * summary['mean_confidence']:.1f}% after"
         )
-    if conformal is not None:
-        typer.echo(f"Prediction sets from {len(conformal.scores)} bags: {GUARANTEES[conformal.way]}")
-    typer.echo(f"Model written to {out}")
+    if summary["sets_promise"] is not None:
+        typer.echo(f"Prediction sets from {summary['set_bags']} bags: {summary['sets_promise']}")
+    typer.echo(f"Model written to {summary['model']}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,8 @@ from mipl.serve.middleware import JsonFormatter
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 MIN_TOKEN_LENGTH = 16
 # limits of uvicorn; docs/serve.md says what they do not cover and what a reverse proxy adds
-MAX_CONNECTIONS = 128  # further ones are answered with 503
-MAX_HEADER_BYTES = 64 * 2**10
+MAX_CONNECTIONS = 128  # from this number on requests are answered with 503
+MAX_HEADER_BYTES = 64 * 2**10  # of headers that have not ended
 KEEP_ALIVE_SECONDS = 5  # that a connection may stay idle between two requests
 SHUTDOWN_SECONDS = 10  # for requests in progress
 
