@@ -261,7 +261,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
         cell = f"{100 * row['violated']:.1f}% ({100 * row['coverage']:.0f}%)"
         cells.setdefault((row["error"], row["delta"], row["population"]), []).append(cell)
     lines += [f"| {e} | {d} | {name} | {' | '.join(row)} |" for (e, d, name), row in cells.items()]
-    sets = ["| scores from | sets | truth inside | worst class | labels a set |", "|---|---|---|---|---|"]
+    sets = ["| scores from | sets | truth inside | worst class | labels per set |", "|---|---|---|---|---|"]
     for row in found["sets"]:
         kind = "class-conditional" if row["class_conditional"] else "marginal"
         values = f"{100 * row['coverage']:.1f}% | {100 * row['worst_class']:.1f}% | {row['size']:.2f}"
@@ -269,7 +269,8 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     low, high = (f"{100 * edge:.1f}%" for edge in found["band"])
     sets += [
         "",
-        f"Theory has the mean of marginal sets from labels between {low} and {high} (three deviations).",
+        f"In theory the mean coverage of marginal sets from labels is between {low} and {high} (three "
+        "standard deviations).",
     ]
     scaling = ["| model | scaling | T | accuracy | ECE | NLL | area |", "|---|---|---|---|---|---|---|"]
     for model, rows in found["scaling"].items():

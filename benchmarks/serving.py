@@ -261,13 +261,13 @@ def tables(found: Json) -> dict[str, str]:
     lines += [
         f"| {row['request']} | {row['status']} | {row['sentence']} |" for row in found["hostile"]["requests"]
     ]
-    times = ["| requests | median | 99 of 100 within | longest |", "|---|---|---|---|"]
+    times = ["| requests | median | 99th percentile | maximum |", "|---|---|---|---|"]
     for name, row in found["load"]["milliseconds"].items():
         times.append(f"| {name} | {row['p50']:g} ms | {row['p99']:g} ms | {row['most']:g} ms |")
     whole, tried, end = found["load"], found["schemathesis"], found["sigterm"]
     about = (
         f"{whole['clients']} clients for {whole['seconds']:g} s: {whole['requests']:,} requests "
-        f"({whole['per_second']:g} a second), answers {json.dumps(whole['answers'])}. "
+        f"({whole['per_second']:g} per second), answers {json.dumps(whole['answers'])}. "
         f"Schemathesis: {tried['cases']:,} requests, exit code {tried['exit']}. "
         f"SIGTERM under load: {end['accepted']:,} reviews accepted, {end['lost']} lost."
     )
@@ -282,7 +282,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--note", help="what else to say of the measurement, such as a shared machine")
+    parser.add_argument("--note", help="a remark on the measurement, such as a shared machine")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measure(given.clients, given.seconds, Path(folder))

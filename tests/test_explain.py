@@ -41,7 +41,7 @@ def texts(figure):
     return [text.get_text() for text in figure.texts]
 
 
-def test_an_explanation_is_what_the_model_says_of_the_bag(model, slides):
+def test_an_explanation_agrees_with_the_model(model, slides):
     first, second = explain(model, slides, ["slide-7", "slide-2", "slide-7"])
     assert (first.bag.id, second.bag.id) == ("slide-7", "slide-2")
     p = model.predict_proba(slides[7:8])[0]
@@ -49,7 +49,7 @@ def test_an_explanation_is_what_the_model_says_of_the_bag(model, slides):
     assert first.confidence == pytest.approx(p.max(), abs=1e-6)
     assert first.truth == "b"
     np.testing.assert_allclose(first.attention, model.attention_weights(slides[7:8])[0], atol=1e-6)
-    assert (first.places == slides[7].coordinates).all()
+    assert (first.positions == slides[7].coordinates).all()
 
 
 def test_the_classes_of_the_bags_may_be_in_another_order(model, slides):
@@ -59,7 +59,7 @@ def test_the_classes_of_the_bags_may_be_in_another_order(model, slides):
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30))
-def test_rows_rank_the_instances_from_the_most_attention_on(scores):
+def test_rows_rank_the_instances_by_attention(scores):
     attention = np.array(scores, dtype=float) + 1
     bag = Bag("b", np.zeros((len(scores), 2)), coordinates=np.arange(2 * len(scores)).reshape(-1, 2))
     rows = Explanation(bag, "a", 0.5, None, attention / attention.sum()).rows()
@@ -67,11 +67,11 @@ def test_rows_rank_the_instances_from_the_most_attention_on(scores):
     assert [(row["x"], row["y"]) for row in rows] == [(2 * i, 2 * i + 1) for i in range(len(scores))]
     ranked = sorted(rows, key=lambda row: row["rank"])
     assert [row["rank"] for row in ranked] == list(range(1, len(scores) + 1))
-    # an independent route: falling attention, and where it is equal the order in the bag
+    # an independent route: decreasing attention, ties in the order of the bag
     assert [row["index"] for row in ranked] == sorted(range(len(scores)), key=lambda i: (-attention[i], i))
 
 
-def test_the_figure_is_a_heat_map_where_there_are_places(model, slides):
+def test_bags_with_coordinates_have_a_heat_map(model, slides):
     (found,) = explain(model, slides, ["slide-1"])
     figure = found.figure()
     cells = next(c for c in figure.axes[0].collections if c.get_label() == "cells")
@@ -110,7 +110,7 @@ def test_normalised_images_are_brought_into_range():
 
 
 @pytest.mark.parametrize("coordinates", [None, np.zeros((4, 3))], ids=["none", "three columns"])
-def test_vectors_without_places_are_bars(coordinates):
+def test_vectors_without_coordinates_are_bars(coordinates):
     bag = Bag("b", np.zeros((4, 6)), coordinates=coordinates)
     found = Explanation(bag, "a", 0.5, None, np.array([0.1, 0.6, 0.1, 0.2]))
     bars = [patch for patch in found.figure().axes[0].patches if patch.get_label() == "share"]
@@ -131,7 +131,7 @@ def test_long_and_odd_names_stay_inside_the_figure():
         assert box.y1 <= figure.bbox.y1
 
 
-def test_the_files_hold_the_same(model, slides, tmp_path):
+def test_the_files_agree_with_the_explanation(model, slides, tmp_path):
     found = explain(model, slides, ["slide-3", "slide-4"])
     listed = write_explanations(tmp_path / "out", found)
     assert json.loads((tmp_path / "out" / "explain.json").read_text())["bags"] == listed
@@ -145,7 +145,7 @@ def test_the_files_hold_the_same(model, slides, tmp_path):
     assert (tmp_path / "out" / "slide-3.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "out" / "slide-3.svg").read_text(encoding="utf-8")
     before = (tmp_path / "out" / "slide-3.svg").read_bytes()
-    write_explanations(tmp_path / "out", found[:1])  # an older folder is replaced whole, with the same bytes
+    write_explanations(tmp_path / "out", found[:1])  # an existing folder is replaced, with the same bytes
     assert not (tmp_path / "out" / "slide-4.csv").exists()
     assert (tmp_path / "out" / "slide-3.svg").read_bytes() == before
 

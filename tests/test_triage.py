@@ -1,4 +1,4 @@
-"""Operating points: the arithmetic of the guarantee against brute force, and every edge it has."""
+"""Operating points: the guarantee against brute force, and edge cases."""
 
 import csv
 import dataclasses
@@ -19,8 +19,8 @@ from mipl.triage import (
     at_max_error,
     at_threshold,
     decisions,
-    least_bags,
     measured,
+    min_bags,
     upper_bound,
     write_decisions,
 )
@@ -30,7 +30,7 @@ LEVELS = st.sampled_from([0.001, 0.01, 0.05, 0.1, 0.3])
 
 @st.composite
 def labelled(draw, most=120):
-    """Confidences, rich in ties, and right or wrong."""
+    """Draw confidences, with many ties, and whether the predictions are correct."""
     n = draw(st.integers(1, most))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     c = rng.random(n)
@@ -41,7 +41,7 @@ def labelled(draw, most=120):
 
 @given(count=st.integers(0, 300), share=st.floats(0, 1), delta=LEVELS)
 @settings(deadline=None, max_examples=100)
-def test_the_bound_is_where_so_few_errors_have_the_chance_delta(count, share, delta):
+def test_so_few_errors_have_probability_delta_at_the_bound(count, share, delta):
     errors = round(share * count)
     bound = upper_bound(errors, count, delta)
     if errors == count:
@@ -62,7 +62,7 @@ def test_the_bound_covers_the_rate_by_summing_over_every_outcome(rate, count):
 
 @given(max_error=st.floats(1e-3, 0.9), delta=LEVELS)
 def test_the_least_number_of_bags_is_the_least(max_error, delta):
-    least = least_bags(max_error, delta)
+    least = min_bags(max_error, delta)
     assert upper_bound(0, least, delta) <= max_error * (1 + 1e-9)
     assert least == 1 or upper_bound(0, least - 1, delta) > max_error
 
@@ -73,7 +73,7 @@ def test_the_counts_are_fixed_by_the_setting_and_each_can_pass(n, max_error, del
     counts = triage._counts(n, max_error, delta)
     assert counts == sorted(set(counts))
     assert counts[-1] == n
-    assert 1 <= len(counts) <= triage.MOST_THRESHOLDS
+    assert 1 <= len(counts) <= triage.MAX_THRESHOLDS
     if len(counts) > 1:
         assert upper_bound(0, counts[0], delta / len(counts)) <= max_error * (1 + 1e-9)
 
@@ -103,25 +103,25 @@ def test_the_largest_coverage_that_passes_is_chosen(data, max_error, delta):
 @given(data=labelled(), power=st.sampled_from([0.3, 2.0]))
 @settings(deadline=None, max_examples=50)
 def test_only_the_order_of_the_confidences_counts(data, power):
-    c, right = np.round(data[0], 6), data[1]  # coarse enough that the power parts what was apart
+    c, right = np.round(data[0], 6), data[1]  # coarse enough that the power keeps distinct values distinct
     one, other = at_max_error(c, right, 0.2, 0.1), at_max_error(c**power, right, 0.2, 0.1)
     assert (one.reported, one.errors, one.bound) == (other.reported, other.errors, other.bound)
     assert (one.reports(c) == other.reports(c**power)).all()
 
 
-def test_no_threshold_is_an_answer_that_says_what_is_missing():
-    sure, right = np.linspace(0.5, 1, 40), np.ones(40, dtype=bool)
-    few = at_max_error(sure, right, 0.05, 0.05)
+def test_without_a_threshold_the_note_says_what_is_missing():
+    confidence, right = np.linspace(0.5, 1, 40), np.ones(40, dtype=bool)
+    few = at_max_error(confidence, right, 0.05, 0.05)
     assert few.threshold is None
     assert not few.reports([0.0, 1.0]).any()
-    assert "takes 59 labelled bags" in few.note
+    assert "59 labelled bags are needed" in few.note
     assert "there are 40" in few.note
     impossible = at_max_error(np.ones(10_000), np.ones(10_000), 0.0, 0.05)
     assert impossible.threshold is None
     assert "no number of bags" in impossible.note
     bad = at_max_error(np.linspace(0.5, 1, 400), np.arange(400) % 2, 0.05, 0.05)
     assert bad.threshold is None
-    assert "smallest bound found on 400 bags" in bad.note
+    assert "smallest bound on 400 bags" in bad.note
 
 
 def test_one_bag_and_equal_confidences():
@@ -141,7 +141,7 @@ def test_everything_is_reported_where_nothing_is_wrong():
 
 
 @given(c=st.lists(st.sampled_from([0.2, 0.5, 0.7, 0.9, 1.0]), min_size=1, max_size=30), share=st.floats(0, 1))
-def test_the_coverage_is_the_largest_that_does_not_exceed_the_wish(c, share):
+def test_the_coverage_is_the_largest_that_does_not_exceed_the_request(c, share):
     point = at_coverage(c, share)
     possible = [sum(x >= t for x in c) for t in {*c, 2.0}]
     assert point.reports(c).sum() == max(n for n in possible if n <= share * len(c) + 1e-9)
@@ -162,14 +162,14 @@ def test_a_fixed_threshold_is_measured_without_a_correction():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: at_max_error([0.5], [1], 1.0), "from 0 to below 1"),
-        (lambda: at_max_error([0.5], [1], -0.1), "from 0 to below 1"),
-        (lambda: at_max_error([0.5], [1], math.nan), "from 0 to below 1"),
+        (lambda: at_max_error([0.5], [1], 1.0), "at least 0 and below 1"),
+        (lambda: at_max_error([0.5], [1], -0.1), "at least 0 and below 1"),
+        (lambda: at_max_error([0.5], [1], math.nan), "at least 0 and below 1"),
         (lambda: at_max_error([0.5], [1], 0.1, 0.0), "delta is 0.0"),
         (lambda: at_max_error([0.5], [1], 0.1, 1.0), "delta is 1.0"),
         (lambda: at_threshold(1.5), "between 0 and 1"),
         (lambda: at_coverage([0.5], -1), "between 0 and 1"),
-        (lambda: at_coverage([0.5], 1.5), "The coverage is 1.5: give a share between 0 and 1"),
+        (lambda: at_coverage([0.5], 1.5), "The coverage is 1.5: give a fraction between 0 and 1"),
     ],
 )
 def test_bad_settings_are_named(call, sentence):
@@ -177,20 +177,17 @@ def test_bad_settings_are_named(call, sentence):
         call()
 
 
-SHAPES = (
-    r"^Confidences have shape .* and marks of right or wrong .*: give one of each for each bag, and at least "
-    r"one bag\.$"
-)
-RANGES = r"^A confidence is not between 0 and 1, or a mark of right or wrong is not 0 or 1\.$"
+SHAPES = r"^confidence has shape .* and correct .*: give one value of each per bag, and at least one bag\.$"
+RANGES = r"^A confidence is not between 0 and 1, or a value of correct is not 0 or 1\.$"
 
 
 @pytest.mark.parametrize(
     ("c", "right"), [([], []), ([0.5], [1, 0]), ([[0.5]], [[1]]), ([math.nan], [1]), ([2], [1]), ([0.5], [2])]
 )
-def test_bad_evidence_is_refused(c, right):
+def test_invalid_arrays_are_refused(c, right):
     with pytest.raises(DataError, match=RANGES if np.shape(c) == np.shape(right) == (1,) else SHAPES):
         at_max_error(c, right, 0.1)
-    with pytest.raises(DataError, match="cannot be"):
+    with pytest.raises(DataError, match="are impossible"):
         upper_bound(3, 2, 0.1)
 
 
@@ -213,8 +210,8 @@ def test_decisions_are_written_as_they_are(tmp_path):
     assert dataclasses.asdict(at_threshold(0.6)) == at_threshold(0.6).to_dict()
 
 
-def test_every_way_to_a_point_says_what_it_found():
-    """The whole point, its note included, on each way through :func:`at_max_error`."""
+def test_every_result_of_at_max_error():
+    """All fields of the operating point, with the note, on each path through :func:`at_max_error`."""
     nothing = {
         "rule": "max_error",
         "threshold": None,
@@ -231,12 +228,12 @@ def test_every_way_to_a_point_says_what_it_found():
     }
     assert at_max_error(bags[:20], np.ones(20), 0.1).to_dict() == nothing | {
         "labelled": 20,
-        "note": f"No threshold meets {wanted}: that takes 29 labelled bags without an error among the "
-        "reported, and there are 20.",
+        "note": f"No threshold meets {wanted}: 29 labelled bags are needed among the reported even without "
+        "an error, and there are 20.",
     }
     assert at_max_error(bags, np.zeros(100), 0.1).to_dict() == nothing | {
         "labelled": 100,
-        "note": f"No threshold meets {wanted}: the smallest bound found on 100 bags is 1.",
+        "note": f"No threshold meets {wanted}: the smallest bound on 100 bags is 1.",
     }
     found = at_max_error(bags, np.arange(100) != 50, 0.1)  # K = 100 // 30 thresholds share δ
     assert found.to_dict() == {
@@ -251,14 +248,14 @@ def test_every_way_to_a_point_says_what_it_found():
     }
 
 
-def test_a_fixed_point_says_its_rule_and_what_was_measured():
+def test_a_fixed_point_states_its_rule_and_its_measured_error():
     point = at_threshold(0)
-    assert point == OperatingPoint("threshold", 0.0, "Reported from a confidence of 0 on.")
+    assert point == OperatingPoint("threshold", 0.0, "Reported: bags with a confidence of at least 0.")
     assert measured(point, [0.5, 0.6, 0.7, 0.8], [1, 1, 0, 1]) == OperatingPoint(
         "threshold",
         0.0,
-        "Reported from a confidence of 0 on. 1 of 4 were wrong on 4 labelled bags: an error of at most 0.751 "
-        "with probability 0.95.",
+        "Reported: bags with a confidence of at least 0. 1 of 4 were wrong on 4 labelled bags: an error of "
+        "at most 0.751 with probability 0.95.",
         labelled=4,
         reported=4,
         errors=1,
@@ -269,7 +266,7 @@ def test_a_fixed_point_says_its_rule_and_what_was_measured():
         "coverage", np.nextafter(0.4, 1), "Reported: the most confident 0.333333 of the bags."
     )
     assert at_coverage([0.5, 0.5], 0.5) == OperatingPoint(
-        "coverage", None, "No threshold reports more than nothing and at most 0.5 of the bags."
+        "coverage", None, "No threshold reports at least one and at most 0.5 of the bags."
     )
     assert at_coverage([0.0, 0.0], 1.0).threshold == 0.0
     assert at_coverage([1 + 1e-6], 1.0).threshold == 0.0  # what rounding of probabilities may give

@@ -1,4 +1,4 @@
-"""Which instances a model looked at: the attention of single bags, as tables and figures."""
+"""The attention of a model over the instances of single bags, as tables and figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MARKER = "explain.json"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Explanation:
-    """What a model predicts for a bag, and the weight of each of its n instances in that."""
+    """The prediction of a model for a bag, and its attention over the n instances."""
 
     bag: Bag
     label: str  # the most probable class
@@ -40,50 +40,50 @@ class Explanation:
 
     @property
     def order(self) -> Ints:
-        """(n,) the instances from the most attention to the least; equal ones as they stand in the bag."""
+        """(n,) indices of the instances by decreasing attention; ties in the order of the bag."""
         return np.argsort(-self.attention, kind="stable")
 
     @property
-    def places(self) -> npt.NDArray[Any] | None:
-        """(n, 2) x and y of the instances, if the bag has them."""
-        known = self.bag.coordinates
-        return known if known is not None and known.shape[1] == 2 else None
+    def positions(self) -> npt.NDArray[Any] | None:
+        """(n, 2) x and y of the instances, or None if the bag has no such coordinates."""
+        coordinates = self.bag.coordinates
+        return coordinates if coordinates is not None and coordinates.shape[1] == 2 else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row an instance under the names of ``COLUMNS``; index from 0, rank from 1."""
+        """Return one row per instance with the columns ``COLUMNS``; index from 0, rank from 1."""
         ranks = np.empty(len(self.attention), dtype=np.int64)
         ranks[self.order] = np.arange(1, len(ranks) + 1)
-        places = [(None, None)] * len(ranks) if self.places is None else self.places.tolist()
+        positions = [(None, None)] * len(ranks) if self.positions is None else self.positions.tolist()
         return [
             {"index": i, "x": x, "y": y, "attention": float(self.attention[i]), "rank": int(ranks[i])}
-            for i, (x, y) in enumerate(places)
+            for i, (x, y) in enumerate(positions)
         ]
 
     def figure(self) -> Figure:
-        """Return a heat map of a bag with coordinates, else its images or bars by attention."""
-        found = f"predicted {self.label}, confidence {self.confidence:.1%}"
-        found += "" if self.truth is None else f"; true label {self.truth}"
-        if self.places is not None:
-            drawn = heat_map(self.attention, self.places)
-            note = f"instances: {len(self.attention):,}; numbers: rank by attention, where there is room"
+        """Return a heat map of a bag with coordinates, otherwise its images or bars ranked by attention."""
+        prediction = f"predicted {self.label}, confidence {self.confidence:.1%}"
+        prediction += "" if self.truth is None else f"; true label {self.truth}"
+        if self.positions is not None:
+            figure = heat_map(self.attention, self.positions)
+            note = f"instances: {len(self.attention):,}; numbers: rank by attention, where they fit"
         else:
-            marks = self.bag.instance_labels
-            positives = None if marks is None or self.bag.label is None else marks == self.bag.label
-            drawn = attention_strip(self.attention, positives, _images(self.bag.instances), first=0)
-            note = "share of the attention, from the most on; #: index of the instance; dashed: all equal"
+            labels = self.bag.instance_labels
+            positives = None if labels is None or self.bag.label is None else labels == self.bag.label
+            figure = attention_strip(self.attention, positives, _images(self.bag.instances), first=0)
+            note = "attention, in decreasing order; #: index of the instance; dashed: uniform attention"
             if positives is not None and positives.any():
                 note += "; framed: of the true class"
-        return _titled(drawn, self.bag.id, found, note)
+        return _add_title(figure, self.bag.id, prediction, note)
 
 
 def explain(classifier: BagClassifier, bags: Bags, ids: Sequence[str]) -> list[Explanation]:
-    """Return the explanations of the bags with these ids, each once, in the order they are asked for."""
-    place = {str(bag): i for i, bag in enumerate(bags.ids.tolist())}
+    """Return one explanation per distinct id, in the given order."""
+    index = {str(bag): i for i, bag in enumerate(bags.ids.tolist())}
     for bag in ids:
-        if bag not in place:
-            near = difflib.get_close_matches(bag, list(place), n=1, cutoff=0.0)
+        if bag not in index:
+            near = difflib.get_close_matches(bag, list(index), n=1, cutoff=0.0)
             raise DataError(f"There is no bag '{bag}' in the data. Did you mean '{near[0]}'?")
-    chosen = bags[np.array([place[bag] for bag in dict.fromkeys(ids)], dtype=np.int64)]
+    chosen = bags[np.array([index[bag] for bag in dict.fromkeys(ids)], dtype=np.int64)]
     attention, p = classifier.attention_weights(chosen), classifier.predict_proba(chosen)
     names = classifier.classes_.tolist()
     return [
@@ -99,9 +99,9 @@ def explain(classifier: BagClassifier, bags: Bags, ids: Sequence[str]) -> list[E
 
 
 def write_explanations(folder: Path, explanations: Sequence[Explanation]) -> list[dict[str, Any]]:
-    """Write a CSV, a PNG and an SVG for each bag, and ``explain.json``; return what that lists.
+    """Write a CSV, a PNG and an SVG per bag, and ``explain.json``, and return the content of the latter.
 
-    A folder of explanations that is there already is replaced whole.
+    An existing folder of explanations is replaced as a whole.
     """
     stems = file_names([explanation.bag.id for explanation in explanations])
     listed = []
@@ -129,51 +129,52 @@ def write_explanations(folder: Path, explanations: Sequence[Explanation]) -> lis
 
 
 def file_names(ids: Sequence[str]) -> list[str]:
-    """Return for each bag a name without what folders and shells read in it; no two are alike."""
+    """Return a distinct file name for each bag, without characters that are special in paths and shells."""
     names: list[str] = []
     for bag in ids:
-        plain = re.sub(r"[^\w.-]+", "_", bag).strip("._")[:80] or "bag"
-        name, number = plain, 2
-        # compared in lower case: some systems do not tell A.csv from a.csv
+        safe = re.sub(r"[^\w.-]+", "_", bag).strip("._")[:80] or "bag"
+        name, number = safe, 2
+        # compared in lower case: some file systems do not distinguish A.csv from a.csv
         while name.lower() in {taken.lower() for taken in names}:
-            name, number = f"{plain}-{number}", number + 1
+            name, number = f"{safe}-{number}", number + 1
         names.append(name)
     return names
 
 
 def _images(instances: npt.NDArray[Any]) -> Floats | None:
-    """Return instances (n, h, w) or (n, c, h, w) as ink or colours from 0 to 1; None: they are vectors."""
+    """Return instances (n, h, w) or (n, c, h, w) as grey or RGB images from 0 to 1; None for vectors."""
     if instances.ndim == 2:
         return None
-    pictures = np.asarray(instances, dtype=np.float64)
-    pictures = pictures / 255.0 if instances.dtype == np.uint8 else pictures
-    low, high = pictures.min(), pictures.max()
-    if low < 0 or high > 1:  # normalised for a network: any range will do for a look
-        pictures = (pictures - low) / (high - low)
-    if pictures.ndim == 3:
-        return pictures
-    return pictures.transpose(0, 2, 3, 1) if pictures.shape[1] == 3 else np.asarray(pictures.mean(axis=1))
+    images = np.asarray(instances, dtype=np.float64)
+    images = images / 255.0 if instances.dtype == np.uint8 else images
+    low, high = images.min(), images.max()
+    if low < 0 or high > 1:  # normalised for a network: rescaled for display
+        images = (images - low) / (high - low)
+    if images.ndim == 3:
+        return images
+    return images.transpose(0, 2, 3, 1) if images.shape[1] == 3 else np.asarray(images.mean(axis=1))
 
 
-def _titled(figure: Figure, title: str, found: str, note: str) -> Figure:
-    """Put a title and two lines of explanation above a figure, making room for them."""
+def _add_title(figure: Figure, title: str, prediction: str, note: str) -> Figure:
+    """Add a title and two lines of text above a figure, which grows by their height."""
     wide, tall = figure.get_size_inches()
+    texts = ((title, 10.0, "bold"), (prediction, 8.5, "normal"), (note, 7.0, "normal"))
     lines = [
         (line, points, weight)
-        for text, points, weight in ((title, 10.0, "bold"), (found, 8.5, "normal"), (note, 7.0, "normal"))
-        for line in textwrap.wrap(text, int(107 * wide / points))  # a letter is some 0.6 of its height wide
+        for text, points, weight in texts
+        for line in textwrap.wrap(text, int(107 * wide / points))  # a letter is about 0.6 of its height wide
     ]
-    room = 0.14 + sum(1.45 * points / 72 for _, points, _ in lines)
-    figure.set_size_inches(wide, tall + room)
-    engine, share = figure.get_layout_engine(), tall / (tall + room)
+    header = 0.14 + sum(1.45 * points / 72 for _, points, _ in lines)
+    figure.set_size_inches(wide, tall + header)
+    engine, fraction = figure.get_layout_engine(), tall / (tall + header)
     if engine is None:
         for ax in figure.axes:
-            ax.set_position((0, 0, 1, share))
+            ax.set_position((0, 0, 1, fraction))
     else:
-        engine.set(rect=(0.01, 0, 0.97, share))  # type: ignore[call-arg]
-    y = 1 - 0.06 / (tall + room)
+        engine.set(rect=(0.01, 0, 0.97, fraction))  # type: ignore[call-arg]
+    y = 1 - 0.06 / (tall + header)
     for line, points, weight in lines:
-        put = figure.text(0.02, y, line, va="top", fontsize=points, fontweight=weight)
-        put.set_parse_math(False)  # ids and names are the user's
-        y -= 1.45 * points / 72 / (tall + room)
+        text = figure.text(0.02, y, line, va="top", fontsize=points, fontweight=weight)
+        text.set_parse_math(False)  # ids and names are user input
+        y -= 1.45 * points / 72 / (tall + header)
     return figure

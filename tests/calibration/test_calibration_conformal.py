@@ -1,4 +1,4 @@
-"""Prediction sets against a plain loop, and each promise of each way to score candidates."""
+"""Prediction sets against a plain loop, and the guarantee of each way to score candidates."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import betabinom
 
-from mipl.calibration.conformal import WAYS, Conformal, fit_conformal
+from mipl.calibration.conformal import GUARANTEES, Conformal, fit_conformal
 from mipl.data.candidates import add_false_positives
 from mipl.errors import DataError, SettingError
 
@@ -62,7 +62,7 @@ def test_equals_the_slow_loop(seed, n, percent):
 
 @given(seed=st.integers(0, 999), n=st.integers(1, 60), per_class=st.booleans())
 @settings(deadline=None, max_examples=40)
-def test_worst_holds_all_that_labels_hold_and_best_no_more(seed, n, per_class):
+def test_worst_contains_the_sets_of_labels_and_best_is_contained(seed, n, per_class):
     """Bag by bag, not only on average (within classes 'worst' has other bags, and no such order)."""
     p, labels, candidates = drawn(n + 20, seed)
     by_labels, worst, best = (
@@ -76,7 +76,7 @@ def test_worst_holds_all_that_labels_hold_and_best_no_more(seed, n, per_class):
     assert (larger >= smaller).all()
 
 
-@pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.parametrize("way", list(GUARANTEES))
 def test_sets_of_one_candidate_are_labels(way):
     p, labels, _ = drawn(50, 1)
     made = fit_conformal(p, one_hot(labels), way, np.random.default_rng(0))
@@ -84,7 +84,7 @@ def test_sets_of_one_candidate_are_labels(way):
 
 
 def coverage(way, believed=1.0, per_class=False, n=40, test=60, draws=100, target=0.9):
-    """How often sets hold the truth, hold some candidate, and hold the truth in the worst class."""
+    """Return the coverage of the true label, of any candidate, and of the true label in the worst class."""
     truth, some, classes = [], [], np.zeros((2, K))
     for draw in range(draws):
         p, labels, candidates = drawn(n + test, 1000 + draw, believed)
@@ -99,7 +99,7 @@ def coverage(way, believed=1.0, per_class=False, n=40, test=60, draws=100, targe
 
 
 def band(n=40, test=60, draws=100):
-    """The mean coverage at 0.9 over draws, ± 4 deviations: covered bags are Beta-binomial."""
+    """The mean coverage at 0.9 over draws, ± 4 standard deviations: covered bags are Beta-binomial."""
     out = int(0.1 * (n + 1))
     law = betabinom(test, n + 1 - out, out)
     return law.mean() / test, 4 * law.std() / test / np.sqrt(draws)
@@ -119,19 +119,19 @@ def test_class_conditional_sets_cover_every_class():
     assert worst_class > marginal
 
 
-def test_each_way_keeps_its_promise():
+def test_each_guarantee_holds():
     _, margin = band()
     worst, _, _ = coverage("worst", 0.2)
     assert worst >= 0.9 - margin
     assert coverage("worst", 0.2, per_class=True)[2] >= 0.9 - 2 * margin
-    drawn_right, _, _ = coverage("drawn", 1.0)  # the model's chances are the true ones
+    drawn_right, _, _ = coverage("drawn", 1.0)  # the model's probabilities are the true ones
     assert drawn_right == pytest.approx(band()[0], abs=margin)
     best, some, _ = coverage("best", 0.2)
     assert some >= 0.9 - margin
     assert best < 0.9 - margin  # and indeed not more
 
 
-def test_drawn_falls_short_where_the_model_is_too_sure():
+def test_drawn_has_low_coverage_if_the_model_is_over_confident():
     assert coverage("drawn", 0.2)[0] < coverage("drawn", 1.0)[0] - 0.02
 
 

@@ -1,4 +1,4 @@
-"""A calibration stays with its model: fitted, used, saved, loaded, and refused where it would mislead."""
+"""Calibration of a model: fitted, applied, saved, loaded, and refused where it would be misleading."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from mipl.metrics import negative_log_likelihood
 
 @pytest.fixture(scope="module")
 def data():
-    """Bags of overlapping classes, so that a model errs: to train on, to calibrate on, to test on."""
+    """Return training, calibration and test bags of overlapping classes."""
     bags = gaussian_bags(bags=360, k=4)
     rng = np.random.default_rng(0)
     noisy = Bags.from_list(
@@ -169,7 +169,7 @@ def test_what_would_mislead_is_refused(model, data):
     for settings, sentence in (
         ({"by": "label"}, "Did you mean 'labels'"),
         ({"kind": "platt"}, "no kind of scaling 'platt'"),
-        ({"set_share": 1.2}, "not a share"),
+        ({"set_share": 1.2}, "a fraction between 0 and 1"),
         ({"set_share": 1}, "leaves no bag"),
         ({"by": "candidates", "candidate": "median"}, "no way 'median'"),
     ):

@@ -130,11 +130,14 @@ def test_methods_lists_and_shows(capsys):
         ("evaluate {f}/p.csv digits-mipl", "predicts the bag 'tree0', which is not in digits-mipl"),
         ("evaluate {f}/labels.csv {f}/bags.npz", "has no column 'confidence'"),
         ("run {f}/bare.npz --out {t}/runs", "no true labels"),
-        ("run {f}/bags.npz --out {t}/runs --splits ten", "--splits ten cannot be read"),
+        ("run {f}/bags.npz --out {t}/runs --splits ten", "--splits ten is not a list of numbers"),
         ("run {f}/bags.npz --out {t}/runs --methods sam-cm", "no method 'sam-cm'"),
         ("run {f}/bags.npz --out {t}/runs --official {t}", "has neither index1.mat nor splits_1.csv"),
         ("run {f}/bags.npz --out {t}/runs --share 0", "not a share above 0"),
-        ("run {f}/bags.npz --out {t}/runs --with feature", "no extra 'feature' of a record. Did you mean"),
+        (
+            "run {f}/bags.npz --out {t}/runs --with feature",
+            "records have no such content. Did you mean",
+        ),
         ("methods sam-nc", "no method 'sam-nc'"),
     ],
 )
@@ -207,7 +210,7 @@ def test_a_full_disk_keeps_the_old_model(files, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-def test_run_leaves_records_and_goes_on(files, tmp_path, capsys, monkeypatch):
+def test_run_writes_records_and_resumes(files, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(engines, "run_local", run_here)
     words = [
         "run",
@@ -238,7 +241,7 @@ def test_run_leaves_records_and_goes_on(files, tmp_path, capsys, monkeypatch):
 
 
 def run_here(jobs, workers, show=False):
-    """Do what the local engine does in this process: a new one takes seconds to import torch."""
+    """Run the jobs of the local engine in this process, because a new one takes seconds to import torch."""
     failures = []
     for unit in engines.without_record(jobs):
         try:

@@ -1,4 +1,4 @@
-"""Model folders as the command line meets them: from another machine, and damaged on the way."""
+"""Model folders from another machine, and damaged ones, on the command line."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Plausible input is read as it was meant, pointed out, or refused: never silently misread."""
+"""Plausible input is read as intended, causes a warning, or is refused: never silently misread."""
 
 import csv
 import dataclasses
@@ -68,7 +68,7 @@ def test_another_order_of_columns_gives_the_same_predictions(place, tmp_path, ca
         assert (tmp_path / "p.csv").read_bytes() == (place / "p.csv").read_bytes()
 
 
-def test_other_names_of_features_are_refused(place, tmp_path, capsys):
+def test_unknown_feature_names_are_refused(place, tmp_path, capsys):
     renamed = write(tmp_path / "other.csv", rows(), header=[*COLUMNS[:5], "gloss"])
     said = refused(capsys, "predict", place / "m", renamed, "--out", tmp_path / "p.csv")
     assert "misses texture and has also gloss" in said
@@ -80,7 +80,7 @@ def test_other_names_of_features_are_refused(place, tmp_path, capsys):
     assert (tmp_path / "p.csv").read_bytes() == (place / "p.csv").read_bytes()
 
 
-def test_features_are_listed_and_a_year_is_pointed_out(tmp_path, capsys):
+def test_features_are_listed_and_a_year_causes_a_warning(tmp_path, capsys):
     more = [{**row, "year": "1990"} for row in rows()]
     table = write(tmp_path / "year.csv", more, (*COLUMNS, "year"))
     code, out, err = run(capsys, "fit", table, "--out", tmp_path / "m", *QUICK)
@@ -105,7 +105,7 @@ def test_separators_and_the_case_of_headers_do_not_matter(place, tmp_path, capsy
     assert (tmp_path / "p.csv").read_bytes() == (place / "p.csv").read_bytes()
 
 
-def test_a_header_that_is_nearly_known_is_suggested(tmp_path, capsys):
+def test_a_misspelled_header_gets_a_suggestion(tmp_path, capsys):
     table = write(tmp_path / "near.csv", rows(), header=["bag_id", "candidate", *COLUMNS[2:]])
     assert "is the column meant to be 'candidates'?" in refused(capsys, "fit", table, "--out", tmp_path / "m")
     table = write(tmp_path / "id.csv", rows(), header=["bagid", *COLUMNS[1:]])
@@ -124,7 +124,7 @@ def test_a_header_that_is_nearly_known_is_suggested(tmp_path, capsys):
     assert "decimals with a point" in refused(capsys, "fit", table, "--out", tmp_path / "m")
 
 
-def test_suspicious_classes_are_pointed_out(tmp_path, capsys):
+def test_suspicious_classes_cause_a_warning(tmp_path, capsys):
     odd = rows()
     for row, text in zip(odd[:6], ["ash,cedar"] * 3 + ["ASH|elm"] * 3, strict=True):
         row["candidates"] = text
@@ -142,7 +142,7 @@ def test_options_that_a_file_would_ignore_are_refused(place, tmp_path, capsys):
     assert "--ignore is for a table" in said
 
 
-def test_predictions_are_no_labels_and_no_data(place, tmp_path, capsys):
+def test_predictions_are_refused_as_labels_and_data(place, tmp_path, capsys):
     old = tmp_path / "old.csv"
     old.write_text((place / "p.csv").read_text().replace("predicted", "label", 1))
     for file in (place / "p.csv", old):
@@ -162,7 +162,7 @@ def test_true_labels_outside_the_candidates_can_be_allowed(tmp_path, capsys):
     assert "--labels FILE" in refused(capsys, "fit", bare, "--out", tmp_path / "m2")
 
 
-def test_votes_keep_patients_and_truths_and_take_no_comment(tmp_path, capsys):
+def test_votes_copy_patients_and_true_labels_and_ignore_comments(tmp_path, capsys):
     votes, out = tmp_path / "votes.csv", tmp_path / "labels.csv"
     lines = [f"b{i},p{i // 2},{NAMES[i % 3]},ash,{NAMES[i % 3]},looks odd" for i in range(18)]
     votes.write_text("bag_id,case_id,label,ann,bob,comment\n" + "\n".join(lines) + "\n")

@@ -62,7 +62,7 @@ def test_explain_writes_and_lists_the_instances(files, tmp_path, capsys):
     assert all((tmp_path / "e" / name).is_file() for bag in result["bags"] for name in bag["files"])
 
 
-def test_bags_without_places_are_listed_without_them(files, tmp_path, capsys):
+def test_bags_without_coordinates_are_listed_without_them(files, tmp_path, capsys):
     code, out, _ = run(
         capsys, "explain", files / "model", files / "bare.npz", "--bag", "3", "--out", tmp_path / "e"
     )
@@ -89,7 +89,7 @@ def test_a_card_alone_needs_no_data(files, tmp_path, capsys):
         ),
         ("explain {f}/model {f}/new.npz --bag slide-75 --out {f}", "holds no explain.json"),
         ("explain {f} {f}/new.npz --bag slide-75 --out {t}/e", "is not a model folder"),
-        ("export {f}/model", "Give what to write"),
+        ("export {f}/model", "Nothing to write"),
         ("export {f}/model --onnx {t}/m.onnx --data {f}/new.npz", "give --card FILE too"),
         ("export {f}/process --onnx {t}/m.onnx", "miplgp is not a neural network"),
         ("export {f}/process --onnx {t}/m.onnx --card {t}/c.md", "miplgp is not a neural network"),
@@ -102,7 +102,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(words, sentence, files, tmp_p
     assert_refused(capsys, words, sentence, files, tmp_path)
 
 
-def test_the_commands_of_the_page_write_what_it_says(files, tmp_path, capsys, monkeypatch):
+def test_the_commands_of_the_docs_page_run(files, tmp_path, capsys, monkeypatch):
     page = (REPO / "docs" / "share.md").read_text(encoding="utf-8")
     commands = [line[2:].split() for line in page.splitlines() if line.startswith("$ mipl ")]
     assert {command[1] for command in commands} == {"explain", "export"}

@@ -21,7 +21,7 @@ NAMES = ["ash", "birch", "cedar", "elm"]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A model that errs, bags to calibrate on, to measure on and to decide on, and these without labels."""
+    """Return an imperfect model and bags for calibration, measurement and decisions, also without labels."""
     folder = tmp_path_factory.mktemp("trust")
     bags = gaussian_bags(bags=720, k=4)
     rng = np.random.default_rng(0)
@@ -92,7 +92,7 @@ def test_calibrate_then_predict_and_triage(files, tmp_path, capsys):
     assert result["sets"]["mean_size"] == np.mean([len(row["prediction_set"].split("|")) for row in rows])
 
 
-def test_the_labelled_bags_are_summed_up(files, tmp_path, capsys):
+def test_metrics_of_the_labelled_bags_are_reported(files, tmp_path, capsys):
     words = ["triage", files / "model", files / "new.npz", "--out", tmp_path / "d.csv", "--threshold", "0.5"]
     words += ["--calibrate", files / "check.npz"]
     summary = json.loads(run(capsys, *words, "--json")[1])["labelled"]
@@ -105,7 +105,7 @@ def test_the_labelled_bags_are_summed_up(files, tmp_path, capsys):
     assert "Area under risk–coverage" in run(capsys, *words)[1]
 
 
-def test_candidates_alone_are_enough_to_calibrate(files, tmp_path, capsys):
+def test_calibration_by_candidates_alone(files, tmp_path, capsys):
     words = ["--by", "candidates", "--kind", "vector", "--candidate", "drawn", "--json"]
     code, out, _ = run(
         capsys, "calibrate", files / "model", files / "cal.npz", "--out", tmp_path / "m", *words
@@ -113,11 +113,11 @@ def test_candidates_alone_are_enough_to_calibrate(files, tmp_path, capsys):
     assert code == 0
     result = json.loads(out)
     assert (result["by"], result["kind"], result["temperature"]) == ("candidates", "vector", None)
-    assert "as far as the model tells the candidates apart" in result["sets_promise"]
+    assert "if the model's probabilities of the candidates" in result["sets_promise"]
     assert mipl.load(tmp_path / "m").calibration_.by == "candidates"
 
 
-def test_no_threshold_is_an_answer(files, tmp_path, capsys):
+def test_without_a_threshold_every_bag_is_reviewed(files, tmp_path, capsys):
     words = ["triage", files / "model", files / "new.npz", "--out", tmp_path / "d.csv"]
     code, out, _ = run(capsys, *words, "--calibrate", files / "check.npz", "--max-error", "0")
     assert code == 0
@@ -129,7 +129,7 @@ def test_no_threshold_is_an_answer(files, tmp_path, capsys):
     assert all(row["prediction_set"] for row in rows)  # from the labelled bags
 
 
-def test_a_share_of_the_data_is_taken_out_of_the_decisions(files, tmp_path, capsys):
+def test_a_fraction_of_the_data_is_reserved_for_calibration(files, tmp_path, capsys):
     words = ["triage", files / "model", files / "new.npz", "--out", tmp_path / "d.csv", "--calibrate", "0.4"]
     code, out, _ = run(capsys, *words, "--coverage", "0.5", "--class-conditional", "--json")
     assert code == 0
@@ -159,11 +159,14 @@ def test_without_labels_a_threshold_or_a_coverage_decides(files, tmp_path, capsy
         ("calibrate {f}/model {f}/bare.npz --by candidates --out {t}/m", "no candidate sets"),
         ("calibrate {f}/model {f}/cal.npz --by label --out {t}/m", "Did you mean 'labels'?"),
         ("calibrate {f}/model {f}/cal.npz --kind platt --out {t}/m", "no kind of scaling 'platt'"),
-        ("calibrate {f}/model {f}/cal.npz --set-share 2 --out {t}/m", "not a share between 0 and 1"),
+        ("calibrate {f}/model {f}/cal.npz --set-share 2 --out {t}/m", "give a fraction between 0 and 1"),
         ("calibrate {f}/model {f}/cal.npz --out {f}", "holds no model.json, so it is not replaced"),
         ("calibrate {f} {f}/cal.npz --out {t}/m", "is not a model folder"),
-        ("triage {f}/model {f}/new.npz --out {t}/d.csv", "Give one rule"),
-        ("triage {f}/model {f}/new.npz --out {t}/d.csv --coverage 0.5 --threshold 0.5", "Give one rule"),
+        ("triage {f}/model {f}/new.npz --out {t}/d.csv", "Give exactly one rule"),
+        (
+            "triage {f}/model {f}/new.npz --out {t}/d.csv --coverage 0.5 --threshold 0.5",
+            "Give exactly one rule",
+        ),
         ("triage {f}/model {f}/new.npz --out {t}/d.csv --max-error 0.1", "needs bags with true labels"),
         (
             "triage {f}/model {f}/new.npz --out {t}/d.csv --max-error 0.1 --calibrate {f}/train.npz",
@@ -212,7 +215,7 @@ def test_labelled_bags_are_preferred_to_candidates_for_sets(files, tmp_path, cap
     assert known == "the true label is in the set"
 
 
-def test_the_commands_of_the_page_run(files, tmp_path, capsys, monkeypatch):
+def test_the_commands_of_the_docs_page_run(files, tmp_path, capsys, monkeypatch):
     page = (REPO / "docs" / "trust.md").read_text(encoding="utf-8")
     commands = [line[2:].split() for line in page.splitlines() if line.startswith("$ mipl ")]
     assert len(commands) >= 3
@@ -225,7 +228,7 @@ def test_the_commands_of_the_page_run(files, tmp_path, capsys, monkeypatch):
         assert code == 0, (command, err)
 
 
-def test_the_bags_it_was_calibrated_on_cannot_vouch_for_it(files, tmp_path, capsys):
+def test_the_calibration_bags_are_refused_for_the_error_bound(files, tmp_path, capsys):
     assert (
         run(capsys, "calibrate", files / "model", files / "cal.npz", "--out", tmp_path / "m", "--json")[0]
         == 0

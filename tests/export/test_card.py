@@ -1,4 +1,4 @@
-"""The model card: every number on it is one that can be looked up."""
+"""The model card: every number is compared with its source."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from mipl.calibration.model import calibrate
 from mipl.data.bags import Bags
 from mipl.data.benchmarks import gaussian_bags
 from mipl.errors import DataError
-from mipl.export.card import BINS, DRAWS, model_card, write_card
+from mipl.export.card import BINS, BOOTSTRAP_DRAWS, model_card, write_card
 from mipl.metrics import area_under_risk_coverage, evaluate, reliability_curve
 
 NAMES = ["ash", "birch", "ce|dar", "elm"]
@@ -43,7 +43,7 @@ def section(card, name):
 
 
 def rows(text):
-    """Return the cells of every line of a table, but for the line under the head."""
+    """Return the cells of every table row, except the separator."""
     lines = [line for line in text.splitlines() if line.startswith("|") and "---" not in line]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
@@ -53,7 +53,7 @@ def test_the_training_data_and_the_settings_are_those_of_model_json(folder):
     data = dict(rows(section(card, "Training data")))
     assert data["bags"] == "120"
     assert data["instances"] == f"{info['trained_on']['instances']:,}"
-    assert data["candidate labels a bag, mean"] == str(info["trained_on"]["candidates_per_bag"])
+    assert data["mean candidate labels per bag"] == str(info["trained_on"]["candidates_per_bag"])
     assert (data["origin: dataset"], data["origin: year"]) == ("toy", "7")
     assert info["trained_on"]["digest"] in data["digest"]
     for part, name in (("method", "Method"), ("recipe", "Recipe")):
@@ -62,7 +62,7 @@ def test_the_training_data_and_the_settings_are_those_of_model_json(folder):
             key: str(value) for key, value in info[part].items() if key != "name"
         }.items() <= shown.items()
     assert (
-        dict(rows(section(card, "Recipe")))["mean loss in the last epoch"]
+        dict(rows(section(card, "Recipe")))["mean loss of the last epoch"]
         == f"{info['history']['loss'][-1]:.4g}"
     )
     assert "Disambiguated Attention Embedding" in section(card, "Method")  # the citation
@@ -84,7 +84,7 @@ def test_measurements_are_those_of_the_metrics(folder, bags):
     assert test.content_digest() in text
     shown = {row[0]: row[1:] for row in rows(text)[1:]}
     p = load(folder).predict_proba(test)
-    expected = evaluate(p, test.labels, bootstrap=DRAWS)
+    expected = evaluate(p, test.labels, bootstrap=BOOTSTRAP_DRAWS)
     names = [name for name in expected if not name.endswith(("_low", "_high"))]
     assert set(shown) == {name.replace("_", " ") for name in [*names, "area_under_risk_coverage"]}
     simulated = "calibration_error_if_calibrated"
@@ -104,43 +104,45 @@ def test_the_reliability_table_counts_every_bag(folder, bags):
     assert [row[3] for row in table] == [f"{a:.1%}" for a in curve.accuracy[curve.count > 0]]
 
 
-@pytest.mark.parametrize(("by", "said"), [("labels", "true labels"), ("candidates", "candidate sets alone")])
-def test_calibration_after_training_is_described(by, said, folder, bags, tmp_path):
+@pytest.mark.parametrize(
+    ("by", "expected"), [("labels", "true labels"), ("candidates", "candidate sets alone")]
+)
+def test_calibration_after_training_is_described(by, expected, folder, bags, tmp_path):
     made = calibrate(load(folder), bags[200:], by=by)
     made.save(tmp_path / "m")
     text = section(card_of(tmp_path / "m"), "Calibration")
     assert f"temperature scaling, T = {made.calibration_.scaling.temperature:.4g}" in text
-    assert f"100 bags were given for calibration, by their {said}" in text
+    assert f"100 calibration bags, by their {expected}" in text
     assert made.calibration_.digest in text
     assert "Prediction sets from the scores of 50 bags" in text
     with pytest.raises(DataError, match="was calibrated on these bags"):
         card_of(tmp_path / "m", ("toy", bags[200:]))
 
 
-def test_of_a_patient_one_bag_is_measured(folder, bags):
+def test_one_bag_per_patient_is_measured(folder, bags):
     test = bags[120:200]
     grouped = Bags.from_list(
         [bag.instances for bag in test], None, test.labels, NAMES, groups=[i // 2 for i in range(80)]
     )
     text = section(card_of(folder, ("toy", grouped)), "Measurements")
     assert "On toy: 40 bags" in text
-    assert "Of each of 40 groups" in text
+    assert "One bag was drawn from each of 40 groups" in text
 
 
-def test_bags_that_cannot_vouch_are_refused(folder, bags):
+def test_seen_and_unlabelled_bags_are_refused(folder, bags):
     with pytest.raises(DataError, match="was trained on these bags"):
         card_of(folder, ("toy", bags[:120]))
     with pytest.raises(DataError, match="no true labels"):
         card_of(folder, ("toy", Bags.from_list([bag.instances for bag in bags[:5]])))
 
 
-def test_limits_name_the_assumptions(folder, tmp_path, bags):
-    text = section(card_of(folder), "Limits")
-    for word in ("candidates", "Shift", "guarantee is not", "Unknown classes", "Attention"):
+def test_limitations_name_the_assumptions(folder, tmp_path, bags):
+    text = section(card_of(folder), "Limitations")
+    for word in ("candidates", "Distribution shift", "Guarantees", "Unknown classes", "Attention"):
         assert word in text
     assert f"{np.e / (np.e + 3):.1%}" in text  # the sigmoid head's ceiling for four classes
     make_classifier("sam-cn", ensemble=1, epochs=1).fit(bags[:40]).save(tmp_path / "m")
-    assert "Sigmoid head" not in section(card_of(tmp_path / "m"), "Limits")
+    assert "Sigmoid head" not in section(card_of(tmp_path / "m"), "Limitations")
 
 
 def test_names_cannot_break_a_table_and_the_file_is_whole(folder, tmp_path):

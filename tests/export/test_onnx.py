@@ -1,4 +1,4 @@
-"""The ONNX graph of one bag says what the classifier says, for every method that is a network."""
+"""The ONNX graph of one bag agrees with the classifier, for every method that is a network."""
 
 import copy
 import functools
@@ -67,13 +67,13 @@ def check_in_torch(model, atol=1e-5):
 
 
 @pytest.mark.parametrize("name", NEURAL)
-def test_one_bag_alone_is_what_the_classifier_finds(name):
+def test_one_bag_agrees_with_the_classifier(name):
     check_in_torch(fitted(name))
 
 
 @pytest.mark.filterwarnings("ignore:The model has learned nothing")
 @pytest.mark.parametrize("name", [names[0] for names in LAYERS.values()])
-def test_an_ensemble_on_one_bag_is_what_the_classifier_finds(name):
+def test_an_ensemble_agrees_with_the_classifier(name):
     model = fitted(name, ensemble=3)
     assert len(model.network_.members) == 3
     check_in_torch(model)
@@ -91,7 +91,7 @@ def test_an_ensemble_on_one_bag_is_what_the_classifier_finds(name):
     ],
 )
 def test_other_settings_too(name, settings):
-    # weights that are divided by their own small deviation are less exact
+    # weights divided by their own small standard deviation are less exact
     check_in_torch(fitted(name, **settings), atol=1e-4 if "mam_order" in settings else 1e-5)
 
 
@@ -120,7 +120,7 @@ def with_weights(content, model):
 
 
 @pytest.mark.parametrize("names", LAYERS.values(), ids="+".join)
-def test_onnxruntime_finds_the_same_for_bags_of_any_size(names, tmp_path):
+def test_onnxruntime_agrees_for_bags_of_any_size(names, tmp_path):
     model, path = fitted(names[0]), tmp_path / "model.onnx"
     checked = export_onnx(model, str(path))
     assert checked["sizes"] == list(SIZES)
@@ -132,7 +132,7 @@ def test_onnxruntime_finds_the_same_for_bags_of_any_size(names, tmp_path):
         other = fitted(name)
         if other is not model:
             content = with_weights(content, other)
-        for size in (1, 3, 64):  # sizes that the export itself did not look at
+        for size in (1, 3, 64):  # sizes that the export did not verify
             bag = rng.normal(size=(size, 5)).astype(np.float32)
             found = run(content, bag)
             assert found["probabilities"].shape == (3,)
@@ -141,7 +141,7 @@ def test_onnxruntime_finds_the_same_for_bags_of_any_size(names, tmp_path):
                 np.testing.assert_allclose(found["attention"], other.attention_weights([bag])[0], atol=1e-5)
 
 
-def test_calibrated_images_and_what_the_file_says_of_itself(digits, tmp_path):
+def test_calibrated_images_and_metadata(digits, tmp_path):
     path = tmp_path / "model.onnx"
     arrays = [(255 * bag.instances).astype(np.uint8) for bag in digits[:30]]
     images = Bags.from_list(arrays, digits.candidates[:30], classes=digits.classes)
@@ -163,14 +163,14 @@ def test_calibrated_images_and_what_the_file_says_of_itself(digits, tmp_path):
     assert isinstance(given.shape[0], str)  # a name: any number
 
 
-def test_what_is_no_network_is_refused(tmp_path):
+def test_a_gaussian_process_is_refused(tmp_path):
     with pytest.raises(SettingError, match="miplgp is not a neural network"):
         export_onnx(fitted("miplgp"), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_graph_that_differs_is_not_written(tmp_path, monkeypatch):
-    """A NaN is no agreement."""
+    """Also if the difference is NaN."""
     model = fitted("proden")
     graph = export._graph(OneBag(model.network_, 3, None).eval(), (5,), False)
     (bias,) = (known for known in graph.graph.initializer if known.name == "network.head.bias")
@@ -178,12 +178,12 @@ def test_a_graph_that_differs_is_not_written(tmp_path, monkeypatch):
     for value, difference in ((9.0, r"0\.\d+"), (np.nan, "nan")):
         del graph.metadata_props[:]
         bias.CopyFrom(onnx.numpy_helper.from_array(np.float32([value, 0, 0]), bias.name))
-        with pytest.raises(StorageError, match=rf"from torch by {difference}, above 0.0001: it is not writ"):
+        with pytest.raises(StorageError, match=rf"from torch by {difference}, more than 0.0001: it is"):
             export_onnx(model, tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_packages_it_says_what_to_install(tmp_path, monkeypatch):
+def test_missing_packages_are_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # an import of it then fails
     with pytest.raises(SettingError, match=r"pip install 'mipl\[onnx\]'"):
         export_onnx(fitted("proden"), tmp_path / "model.onnx")

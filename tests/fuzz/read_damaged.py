@@ -56,7 +56,7 @@ def read(kind: str, path: Path) -> None:
 
         official_split(BAGS[0], path.parent, 1)
     elif stem == "body":
-        from mipl.serve.bodies import HDF5, JSON, NPY, Limits, read_bags
+        from mipl.serve.requests import HDF5, JSON, NPY, Limits, read_bags
 
         form = {".json": JSON, ".npy": NPY, ".h5": HDF5}[path.suffix]
         read_bags(path.read_bytes(), form, (4,), Limits())

@@ -1,4 +1,4 @@
-"""What the tests of the server share: a small model, bags that it errs on, bodies, and a process."""
+"""Helpers of the server tests: a small model, bags it misclassifies, request bodies, and a server process."""
 
 import contextlib
 import functools
@@ -16,15 +16,15 @@ from mipl import CDLClassifier
 from mipl.data.bags import Bags
 from mipl.data.benchmarks import gaussian_bags
 from mipl.serve.app import make_app
-from mipl.serve.board import Board
+from mipl.serve.dashboard import Dashboard
 from mipl.serve.reviews import Reviews
-from mipl.serve.server import Announced, configured, listen
+from mipl.serve.server import listen, make_server
 
 NAMES = ["ash", "birch", "cedar", "elm"]
 
 
 def noisy_bags(first, last):
-    """Bags on which a model errs now and then."""
+    """Return noisy bags, some of which a model misclassifies."""
     bags = gaussian_bags(bags=last, k=4)
     rng = np.random.default_rng(0)
     arrays = [bag.instances + 4 * rng.normal(size=bag.instances.shape) for bag in bags]
@@ -34,15 +34,15 @@ def noisy_bags(first, last):
 
 @functools.cache
 def small_model():
-    """Trained once for all tests, on bags 0 to 119."""
+    """Return a model trained on bags 0 to 119, once for all tests."""
     return CDLClassifier(epochs=5, random_state=0).fit(noisy_bags(0, 120))
 
 
 def app_of(model, bags=None, path=None, **kwargs):
     if bags is None:
         return make_app(model, **kwargs)
-    board = Board(model, bags)
-    return make_app(model, board, Reviews(path, board.place, board.classes), **kwargs)
+    dashboard = Dashboard(model, bags)
+    return make_app(model, dashboard, Reviews(path, dashboard.index, dashboard.classes), **kwargs)
 
 
 def npy(array):
@@ -67,14 +67,12 @@ def save_files(folder, bags):
 
 @contextlib.contextmanager
 def in_a_thread(app):
-    """Yield the address of an app that a thread serves: a process of its own takes seconds to start."""
-    ready = threading.Event()
-    server = Announced(configured(app), ready.set)
+    """Yield the address of an app served by a thread, which starts faster than a process."""
+    server = make_server(app)
     with listen("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
-            assert ready.wait(60)
             yield f"127.0.0.1:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
@@ -83,9 +81,9 @@ def in_a_thread(app):
 
 @contextlib.contextmanager
 def serving(files, reviews, *words):
-    """Yield the process of ``mipl serve`` over what `save_files` wrote, and its address."""
+    """Yield the process of ``mipl serve`` on the files of `save_files`, and its address."""
     command = [sys.executable, "-m", "mipl.cli", "serve", files / "model", "--data", files / "bags.npz"]
-    log = reviews.with_suffix(".log").open("w")  # a pipe that nobody reads would stop the server when full
+    log = reviews.with_suffix(".log").open("w")  # an unread pipe would block the server when full
     process = subprocess.Popen(
         [str(word) for word in (*command, "--reviews", reviews, "--port", "0", *words)],
         stdout=subprocess.PIPE,

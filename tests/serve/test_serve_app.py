@@ -1,4 +1,4 @@
-"""The HTTP interface: what is asked is answered as the model answers, and what is wrong is refused."""
+"""The HTTP interface: answers equal the model's predictions, and invalid requests are refused."""
 
 import copy
 import io
@@ -19,8 +19,8 @@ from served import NAMES, app_of, h5, noisy_bags, npy, small_model
 from starlette.testclient import TestClient
 
 import mipl
-from mipl.serve.bodies import HDF5, JSON, NPY, Limits
-from mipl.serve.door import JsonLines
+from mipl.serve.middleware import JsonFormatter
+from mipl.serve.requests import HDF5, JSON, NPY, Limits
 
 BAGS = noisy_bags(120, 130)
 D = BAGS.feature_shape[0]
@@ -37,7 +37,7 @@ def post(client, body, kind=JSON):
 
 
 def refused(answer, status, words=""):
-    """Refused with this status and one sentence that holds these words."""
+    """Assert a refusal with this status and one sentence that contains these words."""
     assert answer.status_code == status, answer.text
     detail = answer.json()["detail"]
     assert detail.endswith((".", "?"))
@@ -55,7 +55,7 @@ def test_health_model_and_documents(client):
     assert set(client.get("/openapi.json").json()["paths"]) == {"/health", "/model", "/predict"}
     page = client.get("/docs")
     assert "POST /predict" in page.text
-    for text in (page.text, client.get("/").text):  # nothing from elsewhere
+    for text in (page.text, client.get("/").text):  # nothing from other sites
         assert not re.findall(r"""(?:src|href)=["'](?!/|data:,)""", text)
         assert "default-src 'none'" in page.headers["content-security-policy"]
 
@@ -73,10 +73,14 @@ def test_named_features_are_put_in_order_or_refused():
         assert answer["probabilities"] == expected.tolist()
         renamed = {**turned, "feature_names": ["other", *names[1:]]}
         refused(post(client, json.dumps(renamed)), 422, "misses feature 0 and has also other")
-        refused(post(client, json.dumps({**turned, "feature_names": "x"})), 422, "must be a list of texts")
+        refused(
+            post(client, json.dumps({**turned, "feature_names": "x"})),
+            422,
+            "list of non-empty strings",
+        )
 
 
-def test_every_kind_of_body_is_answered_as_the_model_answers(client):
+def test_every_content_type_gives_the_model_s_predictions(client):
     p = small_model().predict_proba(BAGS)
     arrays = [bag.instances for bag in BAGS]
     answer = post(client, json.dumps({"bags": [a.tolist() for a in arrays], "ids": BAGS.ids.tolist()}))
@@ -114,7 +118,7 @@ def test_images(digits):
             assert np.allclose(got, model.predict_proba(bags), atol=1e-6)
 
 
-def test_bad_values_are_refused_with_the_sentences_of_bags(client):
+def test_invalid_values_are_refused_with_the_messages_of_bags(client):
     good = [[0.0] * D, [1.0] * D]
     for value in (float("nan"), float("inf")):
         bad = [[0.0] * D, [value] + [0.0] * (D - 1)]
@@ -141,12 +145,12 @@ def test_malformed_bodies_are_refused(client):
     refused(post(client, b'{"bags": [[[' + b"9" * 5000 + b"]]]}"), 400, "not valid JSON")
     refused(post(client, b"[1]"), 422, "not an object")
     refused(post(client, b'{"bags": "abc"}'), 422, "list of bags")
-    refused(post(client, b'{"bags": [[[1]]], "path": "/etc/passwd"}'), 422, "'path' is not known")
-    refused(post(client, b'{"bags": [[[1]]], "ids": [["a"]]}'), 422, "list of texts")
-    refused(post(client, b"x", "text/plain"), 415, "not known here")
-    refused(client.post("/predict", content=b"x"), 415, "not known here")
+    refused(post(client, b'{"bags": [[[1]]], "path": "/etc/passwd"}'), 422, "Unknown field 'path'")
+    refused(post(client, b'{"bags": [[[1]]], "ids": [["a"]]}'), 422, "list of non-empty strings")
+    refused(post(client, b"x", "text/plain"), 415, "is not supported")
+    refused(client.post("/predict", content=b"x"), 415, "is not supported")
     refused(post(client, b"\x93NUMPY\x01", NPY), 400, "not an .npy array")
-    refused(post(client, b"\x89HDF\r\n\x1a\nrest", HDF5), 400, "cannot be read as an HDF5 file")
+    refused(post(client, b"\x89HDF\r\n\x1a\nrest", HDF5), 400, "not a valid HDF5 file")
 
 
 def test_pickles_and_archives_are_refused(client):
@@ -156,21 +160,21 @@ def test_pickles_and_archives_are_refused(client):
 
     trap = np.empty(1, dtype=object)
     trap[0] = Trap()
-    refused(post(client, npy(trap), NPY), 422, "no Python objects")
+    refused(post(client, npy(trap), NPY), 422, "not Python objects")
     refused(post(client, pickle.dumps(Trap()), NPY), 400, "not an .npy array")
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("features.npy", npy(np.zeros((2000, 1000))))  # 16 MB in 16 KB
     assert len(archive.getvalue()) < 100_000
     refused(post(client, archive.getvalue(), NPY), 415, "zip archive")
-    refused(post(client, archive.getvalue(), "application/zip"), 415, "not known here")
+    refused(post(client, archive.getvalue(), "application/zip"), 415, "is not supported")
 
 
-def test_an_array_that_is_not_there_is_not_made(client):
-    """The header claims terabytes; were memory asked for, this would fail in another way."""
+def test_an_array_larger_than_its_body_is_not_allocated(client):
+    """The header claims terabytes; allocating them would fail in another way."""
     text = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000, 1000000), }"
     head = b"\x93NUMPY\x01\x00" + (len(text) + 1).to_bytes(2, "little") + text + b"\n"
-    refused(post(client, head + b"0" * 64, NPY), 400, "not the size of what follows")
+    refused(post(client, head + b"0" * 64, NPY), 400, "not the size of the body")
     for dataset in (
         {"shape": (10**6, 10**4), "compression": "gzip"},
         {"shape": (2, D), "chunks": (10**4, 10**4)},
@@ -178,11 +182,11 @@ def test_an_array_that_is_not_there_is_not_made(client):
         file = io.BytesIO()
         with h5py.File(file, "w") as store:
             store.create_dataset("features", dtype="f8", maxshape=(None, None), **dataset)
-        refused(post(client, file.getvalue(), HDF5), 413, "unpacks to")
+        refused(post(client, file.getvalue(), HDF5), 413, "more than the limit of")
 
 
 @pytest.mark.parametrize("way", ["gzip", "lzf"])
-def test_nothing_compressed_is_unpacked(client, way):
+def test_compressed_arrays_are_refused(client, way):
     """The header of a chunk may say 80 bytes and its content be a gigabyte of zeros."""
     file = io.BytesIO()
     with h5py.File(file, "w") as store:
@@ -194,7 +198,7 @@ def test_nothing_compressed_is_unpacked(client, way):
 def test_no_file_that_a_body_names_is_opened(client, tmp_path):
     secret = tmp_path / "secret.h5"
     secret.write_bytes(h5(features=np.zeros((2, D))))
-    assert post(client, secret.read_bytes(), HDF5).status_code == 200  # what it would give if it were opened
+    assert post(client, secret.read_bytes(), HDF5).status_code == 200  # the answer if the file were opened
 
     def link(store):
         store["features"] = h5py.ExternalLink(str(secret), "features")
@@ -216,7 +220,7 @@ def test_no_file_that_a_body_names_is_opened(client, tmp_path):
         file = io.BytesIO()
         with h5py.File(file, "w") as store:
             trick(store)
-        refused(post(client, file.getvalue(), HDF5), 422, "it holds none of its own")
+        refused(post(client, file.getvalue(), HDF5), 422, "it contains no array of its own")
 
 
 def test_limits():
@@ -224,31 +228,31 @@ def test_limits():
     with TestClient(app_of(small_model(), limits=limits), base_url="http://localhost") as client:
         bag = [[0.0] * D]
         assert post(client, json.dumps({"bags": [bag] * 3})).status_code == 200
-        refused(post(client, json.dumps({"bags": [bag] * 4})), 413, "4 bags, above the limit of 3")
-        refused(post(client, json.dumps({"bags": [bag * 11]})), 413, "11 instances, above the limit of 10")
+        refused(post(client, json.dumps({"bags": [bag] * 4})), 413, "4 bags, more than the limit of 3")
+        refused(post(client, json.dumps({"bags": [bag * 11]})), 413, "11 instances, more than the limit")
         refused(post(client, npy(np.zeros((11, D))), NPY), 413, "11 instances")
-        refused(post(client, b" " * 20_001), 413, "above the limit of 20000 bytes")
+        refused(post(client, b" " * 20_001), 413, "larger than the limit of 20000 bytes")
 
-        def drops():  # no content-length: it has to be counted
+        def chunks():  # without content-length, the bytes are counted
             for _ in range(30):
                 yield b" " * 1000
 
-        refused(post(client, drops()), 413, "above the limit of 20000 bytes")
+        refused(post(client, chunks()), 413, "larger than the limit of 20000 bytes")
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
-def test_limits_are_numbers_above_0(value):
+def test_limits_are_positive_numbers(value):
     with pytest.raises(mipl.errors.SettingError, match="limit of seconds"):
         Limits(seconds=value)
 
 
-def test_an_answer_that_takes_too_long_is_given_up(monkeypatch):
+def test_a_slow_prediction_times_out(monkeypatch):
     model, gate = small_model(), threading.Event()
     plain = type(model).predict_proba
     with TestClient(app_of(model, limits=Limits(seconds=0.2)), base_url="http://localhost") as client:
         monkeypatch.setattr(type(model), "predict_proba", lambda *args: gate.wait(20) and plain(*args))
         refused(post(client, json.dumps({"bags": [[[0.0] * D]]})), 503, "no answer within 0.2 s")
-        assert client.get("/health").status_code == 200  # the rest goes on
+        assert client.get("/health").status_code == 200  # other requests are answered
         gate.set()
 
 
@@ -259,7 +263,7 @@ def test_other_addresses_and_methods(client):
     refused(client.get("/predict"), 405)
 
 
-def test_a_token_is_asked_for():
+def test_a_token_is_required():
     with TestClient(app_of(small_model(), token="a-long-enough-token")) as client:
         assert client.get("/health").status_code == 200
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "a-long-enough-token"}):
@@ -271,15 +275,15 @@ def test_a_token_is_asked_for():
         refused(client.get("/openapi.json"), 401)
 
 
-def test_a_local_server_has_no_other_name():
-    """A web page whose name was made to lead to this machine is not answered."""
+def test_a_local_server_answers_to_local_names_only():
+    """DNS rebinding: a web page whose host name resolves to this machine is refused."""
     with TestClient(app_of(small_model(), hosts=frozenset({"localhost", "::1"}))) as client:
-        refused(client.get("/health", headers={"host": "evil.example:8000"}), 421, "its own machine")
+        refused(client.get("/health", headers={"host": "evil.example:8000"}), 421, "local requests")
         for host in ("localhost", "LOCALHOST:8000", "[::1]:8000"):
             assert client.get("/health", headers={"host": host}).status_code == 200
 
 
-def test_a_failure_is_no_traceback_to_the_client(monkeypatch, caplog):
+def test_a_failure_sends_no_traceback(monkeypatch, caplog):
     def fail(*_):
         raise ZeroDivisionError("secret detail")
 
@@ -288,7 +292,7 @@ def test_a_failure_is_no_traceback_to_the_client(monkeypatch, caplog):
         app_of(small_model()), base_url="http://localhost", raise_server_exceptions=False
     ) as client:
         answer = post(client, json.dumps({"bags": [[[0.0] * D]]}))
-    assert "secret" not in refused(answer, 500, "its log says why")
+    assert "secret" not in refused(answer, 500, "see the server's log")
     assert any(record.exc_info and "secret" in str(record.exc_info[1]) for record in caplog.records)
 
 
@@ -296,7 +300,7 @@ def test_the_log_is_json_lines(client, caplog):
     caplog.set_level(logging.INFO, "mipl.serve")
     client.get("/nothing%0a{forged}", headers={"authorization": "Bearer secret"})
     (record,) = (record for record in caplog.records if record.name == "mipl.serve")
-    line = JsonLines().format(record)
+    line = JsonFormatter().format(record)
     assert "\n" not in line
     assert "secret" not in line
     fields = json.loads(line)
@@ -313,7 +317,7 @@ json_values = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(st.one_of(json_values, st.fixed_dictionaries({"bags": json_values}, optional={"ids": json_values})))
-def test_no_json_breaks_it(client, content):
+def test_random_json_never_fails(client, content):
     answer = post(client, json.dumps(content))
     assert answer.status_code == 200 or refused(answer, answer.status_code)
     assert answer.status_code < 500
@@ -321,8 +325,8 @@ def test_no_json_breaks_it(client, content):
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from([JSON, NPY, HDF5]), st.data())
-def test_no_damage_breaks_it(client, kind, data):
-    """Good bodies with some bytes changed or cut off: an answer or a sentence, never a failure."""
+def test_damaged_bodies_never_fail(client, kind, data):
+    """Valid bodies with bytes changed or cut off give an answer or an error message, never a failure."""
     array = np.zeros((2, D), dtype=np.float32)
     bodies = {
         JSON: json.dumps({"bags": [array.tolist()]}).encode(),

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
 ]
 BAGS = noisy_bags(120, 160)
-WAIT = 120_000  # milliseconds; a busy machine is no failure
+WAIT = 120_000  # milliseconds; long, for a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -28,16 +28,16 @@ def browser():
 
 
 def opened(browser, address):
-    """Return the page, and lists of what it asked for and what it complained of."""
+    """Return the page, and lists of its requests and errors."""
     page = browser.new_page(viewport={"width": 1280, "height": 900}, accept_downloads=True)
     page.set_default_timeout(WAIT)
-    asked, complaints = [], []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    requests, errors = [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(f"http://{address}/")
     page.wait_for_selector("#instances figure")
-    return page, asked, complaints
+    return page, requests, errors
 
 
 def shows(page, selector, text):
@@ -49,12 +49,12 @@ def rows(page, count, cell=""):
 
 
 def percent(share):
-    """As the page rounds: half up, where Python would round half to even."""
+    """Round half up, as the page does; Python rounds half to even."""
     return f"{math.floor(1000 * share + 0.5 + 1e-9) / 10:.1f}%"
 
 
 def figures(threshold):
-    """Return what the page should say at a threshold, by the library alone, and how many it reports."""
+    """Return the expected texts of the page at a threshold, and the number of reported bags."""
     p = small_model().predict_proba(BAGS)
     confidence, correct = p.max(axis=1), p.argmax(axis=1) == BAGS.labels
     above = confidence >= threshold
@@ -70,13 +70,13 @@ def label(page, key):
     page.keyboard.press(key)
 
 
-def test_a_reviewer_s_day(browser, tmp_path):
+def test_review_export_and_fit_by_keyboard(browser, tmp_path):
     with in_a_thread(app_of(small_model(), BAGS, tmp_path / "r.sqlite")) as address:
-        page, asked, complaints = opened(browser, address)
+        page, requests, errors = opened(browser, address)
 
         page.locator("#threshold").focus()
         page.keyboard.press("Home")
-        for _ in range(5):  # a tenth each
+        for _ in range(5):  # 10% each
             page.keyboard.press("PageUp")
         shows(page, "#at", "50.0%")
         expected, reported = figures(0.5)
@@ -96,12 +96,12 @@ def test_a_reviewer_s_day(browser, tmp_path):
         page.evaluate("document.activeElement.blur()")
         for _ in BAGS:
             page.keyboard.press("ArrowUp")
-        doubtful = page.locator("#bags td:first-child").all_inner_texts()[:10]
-        shows(page, "#truth", "")  # a reviewer is not told
+        reviewed = page.locator("#bags td:first-child").all_inner_texts()[:10]
+        shows(page, "#truth", "")  # hidden before the review
         held = []
         page.route("**/bags/*", lambda route: held.append(route))
         label(page, "1")
-        page.keyboard.press("4")  # of a bag that has not come: for nobody
+        page.keyboard.press("4")  # ignored: the bag is not loaded yet
         shows(page, "#progress", f"1 of {len(BAGS)} bags reviewed")
         for route in held:
             route.continue_()
@@ -119,11 +119,11 @@ def test_a_reviewer_s_day(browser, tmp_path):
             page.keyboard.press("Enter")
         table = tmp_path / "reviews.csv"
         download.value.save_as(table)
-        assert complaints == []
-        assert {url.split("/")[2] for url in asked if url.startswith("http")} == {address}
+        assert errors == []
+        assert {url.split("/")[2] for url in requests if url.startswith("http")} == {address}
         page.close()
-    said = {row["bag_id"]: row["candidates"] for row in csv.DictReader(table.read_text().splitlines())}
-    assert [said[bag] for bag in doubtful] == [NAMES[number % 4] for number in range(10)]
+    exported = {row["bag_id"]: row["candidates"] for row in csv.DictReader(table.read_text().splitlines())}
+    assert [exported[bag] for bag in reviewed] == [NAMES[number % 4] for number in range(10)]
     BAGS.save(tmp_path / "bags.npz")
     words = ["fit", tmp_path / "bags.npz", "--labels", table, "--out", tmp_path / "m", "--set", "epochs=1"]
     assert main([str(word) for word in words]) == 0

@@ -1,4 +1,4 @@
-"""``mipl serve`` as a process: it starts, refuses what is slow, and stops without losing a review."""
+"""``mipl serve`` as a process: start, limits on slow and oversized requests, graceful shutdown."""
 
 import concurrent.futures
 import contextlib
@@ -14,9 +14,9 @@ from served import NAMES, app_of, in_a_thread, log_of, noisy_bags, save_files, s
 
 import mipl
 from mipl.cli import main
-from mipl.serve.bodies import Limits
+from mipl.serve.requests import Limits
 from mipl.serve.reviews import Reviews
-from mipl.serve.server import Prompt, check_token, is_local, listen
+from mipl.serve.server import MAX_HEADER_BYTES, check_token, is_local, listen
 
 BAGS = noisy_bags(120, 160)
 
@@ -30,7 +30,7 @@ def test_sigterm_under_load_loses_no_accepted_review(files, tmp_path):
     accepted = [[] for _ in range(8)]
 
     def send(client, address, enough):
-        """Send one label after the other of the client's own bag, until the server is gone."""
+        """Send labels of the client's own bag until the server is stopped."""
         connection = http.client.HTTPConnection(address, timeout=60)
         with contextlib.suppress(OSError, http.client.HTTPException):
             for number in range(100_000):
@@ -48,7 +48,7 @@ def test_sigterm_under_load_loses_no_accepted_review(files, tmp_path):
         clients = [threading.Thread(target=send, args=(i, address, enough)) for i in range(8)]
         for client in clients:
             client.start()
-        for _ in clients:  # every client is at work
+        for _ in clients:  # every client is sending
             assert enough.acquire(timeout=120)
         process.send_signal(signal.SIGTERM)
         process.wait(60)
@@ -60,10 +60,10 @@ def test_sigterm_under_load_loses_no_accepted_review(files, tmp_path):
     with sqlite3.connect(tmp_path / "r.sqlite") as file:
         for i, labels in enumerate(accepted):
             query = "SELECT label FROM reviews WHERE bag_id = ? ORDER BY number"
-            kept = [label for (label,) in file.execute(query, (f"bag{120 + i}",))]
+            stored = [label for (label,) in file.execute(query, (f"bag{120 + i}",))]
             assert len(labels) >= 6
-            assert kept[: len(labels)] == labels  # and at most the one that was on its way
-            assert len(kept) <= len(labels) + 1
+            assert stored[: len(labels)] == labels  # and at most one that was in progress
+            assert len(stored) <= len(labels) + 1
     file.close()
 
 
@@ -113,27 +113,39 @@ def test_servers_that_start_at_once_on_a_new_file_share_it(tmp_path):
         kept.close()
 
 
-def test_what_is_slow_or_no_http_is_given_up(monkeypatch):
-    """Headers and bodies that stop on the way or do not end: each is told so, and closed."""
-    monkeypatch.setattr(Prompt, "patience", 0.2)
+def answer_to(address, sent):
+    with socket.create_connection(address.split(":"), timeout=60) as connection:
+        connection.sendall(sent.encode())
+        return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
+def test_slow_bodies_and_invalid_headers_are_refused_and_closed():
     head = "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    whole = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with in_a_thread(app_of(small_model(), limits=Limits(seconds=0.2))) as address:
-        for sent, said in (
-            (f"{head}Content-Length: 100\r\n\r\n{{", "The body did not arrive within 0.2 s."),
-            (head, "The headers of a request did not arrive in time."),
-            (whole + head, "The headers of a request did not arrive in time."),
-            ("", "The headers of a request did not arrive in time."),
-            (f"{head}X: {'x' * 10**6}", "This is not a valid HTTP request, or its headers are too long."),
-        ):
-            with socket.create_connection(address.split(":"), timeout=60) as connection:
-                connection.sendall(sent.encode())
-                answer = b"".join(iter(lambda: connection.recv(4096), b""))
-                assert b"HTTP/1.1 40" in answer
-                assert answer.endswith(f'"{said}"}}'.encode())
+        slow = answer_to(address, f"{head}Content-Length: 100\r\n\r\n{{")
+        assert slow.startswith(b"HTTP/1.1 408")
+        assert slow.endswith(b'"The body did not arrive within 0.2 s."}')
+        for sent in ("no HTTP\r\n\r\n", f"{head}X: {'x' * MAX_HEADER_BYTES}"):
+            assert answer_to(address, sent).startswith(b"HTTP/1.1 400")
 
 
-def test_strangers_need_a_token(files, capsys, monkeypatch):
+def test_idle_connections_are_closed(monkeypatch):
+    monkeypatch.setattr("mipl.serve.server.KEEP_ALIVE_SECONDS", 0.2)
+    with in_a_thread(app_of(small_model())) as address:
+        answer = answer_to(address, "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")  # and then the end of the stream
+
+
+def test_more_connections_than_the_limit_are_answered_with_503(monkeypatch):
+    monkeypatch.setattr("mipl.serve.server.MAX_CONNECTIONS", 2)
+    with in_a_thread(app_of(small_model())) as address, socket.create_connection(address.split(":")):
+        connection = http.client.HTTPConnection(address, timeout=60)
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 503
+        connection.close()
+
+
+def test_other_hosts_need_a_token(files, capsys, monkeypatch):
     monkeypatch.delenv("MIPL_TOKEN", raising=False)
     for words in (["--host", "0.0.0.0"], ["--host", "::"], ["--host", "example.org"]):
         assert main(["serve", str(files / "model"), "--port", "0", *words]) == 2

@@ -1,4 +1,4 @@
-"""Reviews: on disk before they are acknowledged, exported as labels, and taken by the next fit."""
+"""Reviews: on disk before they are acknowledged, exported as labels, and used by the next fit."""
 
 import base64
 import csv
@@ -14,7 +14,7 @@ import mipl
 from mipl.cli import main
 from mipl.data.bags import Bags
 from mipl.errors import DataError, StorageError
-from mipl.serve.board import Board
+from mipl.serve.dashboard import Dashboard
 from mipl.serve.reviews import Reviews
 from mipl.triage import at_threshold, measured
 
@@ -28,26 +28,26 @@ def client(tmp_path):
         yield client
 
 
-def said(client, bag, label):
+def post_review(client, bag, label):
     body = json.dumps({"bag_id": bag, "label": label})
     return client.post("/reviews", content=body, headers={"content-type": "application/json"})
 
 
 def test_a_review_is_in_the_file_when_it_is_acknowledged(client, tmp_path):
-    assert said(client, "bag125", "elm").json() == {"bag_id": "bag125", "label": "elm", "reviewed": 1}
+    assert post_review(client, "bag125", "elm").json() == {"bag_id": "bag125", "label": "elm", "reviewed": 1}
     with sqlite3.connect(tmp_path / "r.sqlite") as other:  # another process would see the same
         assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert other.execute("SELECT bag_id, label FROM reviews").fetchall() == [("bag125", "elm")]
     other.close()
 
 
-def test_the_last_word_counts_and_nothing_is_forgotten(tmp_path):
+def test_the_latest_review_counts_and_none_is_overwritten(tmp_path):
     path = tmp_path / "r.sqlite"
-    kept = Reviews(path, ["a", "b"], NAMES)
+    reviews = Reviews(path, ["a", "b"], NAMES)
     for bag, label in (("a", "ash"), ("b", "elm"), ("a", "birch"), ("b", None)):
-        kept.add(bag, label)
-    assert kept.labels() == {"a": "birch"}
-    kept.close()
+        reviews.add(bag, label)
+    assert reviews.labels() == {"a": "birch"}
+    reviews.close()
     again = Reviews(path, ["a", "b"], NAMES)
     assert again.labels() == {"a": "birch"}
     again.close()
@@ -58,31 +58,31 @@ def test_the_last_word_counts_and_nothing_is_forgotten(tmp_path):
 
 def test_reviews_of_other_bags_and_other_files_are_refused(tmp_path):
     path = tmp_path / "r.sqlite"
-    kept = Reviews(path, ["a"], NAMES)
-    kept.add("a", "ash")
-    kept.close()
+    reviews = Reviews(path, ["a"], NAMES)
+    reviews.add("a", "ash")
+    reviews.close()
     for ids, classes in ((["b"], NAMES), (["a"], NAMES[1:])):
-        with pytest.raises(StorageError, match="calls bag 'a' 'ash'"):
+        with pytest.raises(StorageError, match="labels bag 'a' as 'ash'"):
             Reviews(path, ids, classes)
     (tmp_path / "text").write_text("no database, but long enough to be looked at" * 30)
-    with pytest.raises(StorageError, match="cannot be used as a file of reviews"):
+    with pytest.raises(StorageError, match="cannot be used as the file of reviews"):
         Reviews(tmp_path / "text", ["a"], NAMES)
-    with pytest.raises(StorageError, match="cannot be used as a file of reviews"):
+    with pytest.raises(StorageError, match="cannot be used as the file of reviews"):
         Reviews(tmp_path / "no" / "folder", ["a"], NAMES)
     with sqlite3.connect(tmp_path / "other") as file:
         file.execute("CREATE TABLE other (x)")
     file.close()
-    with pytest.raises(StorageError, match="not one of reviews"):
+    with pytest.raises(StorageError, match="not of reviews"):
         Reviews(tmp_path / "other", ["a"], NAMES)
 
 
 def test_bad_reviews_are_refused(client):
     for body in ({}, {"bag_id": "bag125"}, {"bag_id": 3, "label": "elm"}, {"bag_id": "bag125", "label": [1]}):
         assert client.post("/reviews", json=body).status_code == 422
-    assert "There is no bag" in said(client, "../etc/passwd", "elm").json()["detail"]
-    assert said(client, "\ud800", "elm").status_code == 422
-    assert "Did you mean 'elm'?" in said(client, "bag125", "elmo").json()["detail"]
-    assert said(client, "bag125", "e" * 5000).status_code == 413
+    assert "There is no bag" in post_review(client, "../etc/passwd", "elm").json()["detail"]
+    assert post_review(client, "\ud800", "elm").status_code == 422
+    assert "Did you mean 'elm'?" in post_review(client, "bag125", "elmo").json()["detail"]
+    assert post_review(client, "bag125", "e" * 5000).status_code == 413
     plain = client.post("/reviews", content=json.dumps({"bag_id": "bag125", "label": "elm"}))
     assert plain.status_code == 415  # what another site's form could send
     assert client.get("/bags").json()["bags"][0]["review"] is None
@@ -94,7 +94,7 @@ def test_a_review_that_cannot_be_written_is_not_acknowledged(tmp_path):
         locker = sqlite3.connect(tmp_path / "r.sqlite", isolation_level=None)
         locker.execute("DROP TABLE reviews")
         locker.close()
-        answer = said(client, "bag125", "elm")
+        answer = post_review(client, "bag125", "elm")
         assert answer.status_code == 503
         assert "could not be written" in answer.json()["detail"]
         answer = client.get("/bags")  # the file is the only state: without it nothing is shown
@@ -102,31 +102,31 @@ def test_a_review_that_cannot_be_written_is_not_acknowledged(tmp_path):
         assert "cannot be read" in answer.json()["detail"]
 
 
-def test_the_overview_says_what_triage_says(client):
-    board = client.get("/bags").json()
+def test_the_overview_agrees_with_triage(client):
+    overview = client.get("/bags").json()
     p = small_model().predict_proba(BAGS)
-    confidence = [bag["confidence"] for bag in board["bags"]]
-    assert confidence == sorted(p.max(axis=1).tolist())  # by doubt
-    assert [BAGS.ids[bag["place"]] for bag in board["bags"]] == [bag["bag_id"] for bag in board["bags"]]
+    confidence = [bag["confidence"] for bag in overview["bags"]]
+    assert confidence == sorted(p.max(axis=1).tolist())  # the least confident first
+    assert [BAGS.ids[bag["place"]] for bag in overview["bags"]] == [bag["bag_id"] for bag in overview["bags"]]
     correct = p.argmax(axis=1) == BAGS.labels
-    for row in board["measured"]:
-        point = measured(at_threshold(row["threshold"]), p.max(axis=1), correct, board["delta"])
+    for row in overview["measured"]:
+        point = measured(at_threshold(row["threshold"]), p.max(axis=1), correct, overview["delta"])
         assert (row["reported"], row["errors"], row["bound"]) == (point.reported, point.errors, point.bound)
-    assert sum(board["reliability"]["count"]) == len(BAGS)
-    assert board["warning"] is None
+    assert sum(overview["reliability"]["count"]) == len(BAGS)
+    assert overview["warning"] is None
 
 
-def test_equal_confidences_stay_together():
+def test_ties_are_reported_together():
     model = small_model()
     one = BAGS[0].instances
     known = ([[0, 1]] * 4, [0, 1, 0, 1], NAMES)
-    board = Board(model, Bags.from_list([one] * 4, *known)).overview({})
-    assert [row["reported"] for row in board["measured"]] == [4]
-    assert board["measured"][0]["errors"] in (2, 4)
+    overview = Dashboard(model, Bags.from_list([one] * 4, *known)).overview({})
+    assert [row["reported"] for row in overview["measured"]] == [4]
+    assert overview["measured"][0]["errors"] in (2, 4)
 
 
-def test_the_model_s_own_bags_are_marked():
-    assert "looks better here than it is" in Board(small_model(), noisy_bags(0, 120)).warning
+def test_the_model_s_own_bags_cause_a_warning():
+    assert "its error here is optimistic" in Dashboard(small_model(), noisy_bags(0, 120)).warning
 
 
 def test_one_bag_with_its_attention(client):
@@ -144,7 +144,7 @@ def test_one_bag_with_its_attention(client):
 
 def test_images_are_sent_as_pixels(digits):
     model = mipl.CDLClassifier(epochs=1, ensemble=1).fit(digits[:20])
-    one = Board(model, digits[:2]).bag(0)["instances"][0]
+    one = Dashboard(model, digits[:2]).bag(0)["instances"][0]
     assert (one["width"], one["height"]) == digits.feature_shape[::-1]
     pixels = np.frombuffer(base64.b64decode(one["pixels"]), dtype=np.uint8).reshape(*digits.feature_shape, 3)
     image = digits[0].instances[one["number"]].astype(float)
@@ -154,7 +154,7 @@ def test_images_are_sent_as_pixels(digits):
     assert np.abs(pixels - grey[..., None]).max() <= 1
 
 
-def test_the_page_needs_nothing_from_elsewhere(client):
+def test_the_page_loads_nothing_from_other_sites(client):
     page = client.get("/").text
     for name in ("page.js", "page.css"):
         assert f'"/{name}"' in page
@@ -166,13 +166,13 @@ def test_the_page_needs_nothing_from_elsewhere(client):
     assert "url(" not in page
 
 
-def test_the_loop_closes(client, tmp_path, capsys):
-    """Review, export, and fit again on what the reviewers said."""
+def test_reviews_are_exported_and_trained_on(client, tmp_path, capsys):
+    """Review, export, and train again on the reviewers' labels."""
     answer = client.get("/reviews.csv")
     rows = {row["bag_id"]: row["candidates"] for row in csv.DictReader(answer.text.splitlines())}
     assert rows["bag121"] == "|".join(NAMES[j] for j in np.flatnonzero(BAGS.candidates[1]))
     for bag in BAGS[:10]:
-        said(client, bag.id, NAMES[bag.label])
+        post_review(client, bag.id, NAMES[bag.label])
     table = tmp_path / "reviews.csv"
     table.write_bytes(client.get("/reviews.csv").content)
     rows = {row["bag_id"]: row["candidates"] for row in csv.DictReader(table.read_text().splitlines())}
@@ -186,8 +186,10 @@ def test_the_loop_closes(client, tmp_path, capsys):
 
 
 def test_without_candidate_sets_only_the_reviewed_are_exported():
-    board = Board(small_model(), Bags.from_list([bag.instances for bag in BAGS[:3]], ids=["a", "b", "c"]))
-    assert board.table({"c": "elm", "a": "ash"}).split() == ["bag_id,candidates", "a,ash", "c,elm"]
+    dashboard = Dashboard(
+        small_model(), Bags.from_list([bag.instances for bag in BAGS[:3]], ids=["a", "b", "c"])
+    )
+    assert dashboard.label_table({"c": "elm", "a": "ash"}).split() == ["bag_id,candidates", "a,ash", "c,elm"]
     with pytest.raises(DataError, match="nothing to export"):
-        board.table({})
-    assert board.overview({})["measured"] is None
+        dashboard.label_table({})
+    assert dashboard.overview({})["measured"] is None

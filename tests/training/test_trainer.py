@@ -258,7 +258,7 @@ def test_a_process_that_is_stopped_resumes_to_the_same_model(end, gaussian, tmp_
     _, errors = process.communicate(timeout=60)
     if end == signal.SIGINT:
         assert process.returncode == 130
-        assert "the same command goes on from there" in errors
+        assert "run the same command to resume" in errors
         assert "Traceback" not in errors
     assert not (tmp_path / "m").exists()
     resumed = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)

@@ -1,30 +1,34 @@
-"""Conformal prediction sets: with true labels, and from candidate sets alone.
+"""Conformal prediction sets, from true labels or from candidate sets alone.
 
-The score of a label is s = 1 − p; a label is in the prediction set of a new bag when its conformal p-value,
-the share of calibration scores not below its own (its own counted too), is above α = 1 − coverage.
-Calibration bags and new bags are to be exchangeable, and the model must not have seen the calibration bags.
+The score of a label is s = 1 − p. A label is in the prediction set of a new bag when its conformal p-value,
+the fraction of calibration scores (its own included) that are not below its own, is greater than
+α = 1 − coverage. Calibration bags and new bags must be exchangeable, and the model must not have seen the
+calibration bags.
 
-With true labels the true label is in the set with probability at least 1 − α (marginal), and, where scores
-are compared within a label, also among the bags of every single class (class-conditional, Mondrian). The
-probability is over calibration and new bags together; for one calibration set it varies around that.
+With true labels, the true label is in the set with probability at least 1 − α (marginal) and, if scores are
+compared within each label, also among the bags of every single class (class-conditional, Mondrian). The
+probability is over calibration and new bags together; for a given calibration set it varies around it.
 
-From candidate sets one score per bag has to stand for that of the unknown truth y ∈ S. Let C be the set.
+With candidate sets, one score per bag replaces that of the unknown true label y ∈ S. Let C be the
+prediction set.
 
-- ``worst``, max_S s. It is never below the true label's score, so every p-value is at least what it would be
-  with labels, and C holds all that the labelled C holds: P(y ∈ C) ≥ 1 − α, and even P(S ⊆ C) ≥ 1 − α. The
-  price: a false candidate is rarely plausible, and C has to be so large that it would hold it too.
-  Class-conditional: the scores of class c are those of all bags with c ∈ S. It holds if a bag with the false
-  candidate c does not tend to look more like c than a bag of c does (its score for c is stochastically not
-  smaller): then replacing such scores by those of bags of c could only lower a p-value, and after it the
-  bag and the calibration bags are exchangeable.
-- ``drawn``: a candidate drawn with the chances p̃ = p / Σ_S p. If p̃ is the truth's distribution given bag and
-  set, (bag, drawn) is distributed as (bag, true), and the guarantee is that with labels. If not, it is short
-  of 1 − α by at most the mean total variation between p̃ and that distribution (per class: no such bound).
-- ``best``, min_S s. Exchangeable with the best candidate's score of a new bag: P(S ∩ C ≠ ∅) ≥ 1 − α, some
-  candidate is in the set. For the true label it gives 1 − α − β only, where β is the chance that the best
-  candidate is not the truth, since y ∉ C means that the best candidate is outside too, or is not y.
+- ``worst``, max_S s. It is never below the score of the true label, so every p-value is at least as large as
+  with labels, and C contains the set that labels would give: P(y ∈ C) ≥ 1 − α, and even P(S ⊆ C) ≥ 1 − α.
+  The cost: false candidates are rarely plausible, and C must be large enough to contain them too.
+  Class-conditional: the scores of class c are those of all bags with c ∈ S. The guarantee holds if a bag with
+  the false candidate c does not tend to look more like c than a bag of c does (its score for c is
+  stochastically not smaller): replacing such scores by those of bags of c could then only lower a p-value,
+  and after the replacement the bag and the calibration bags are exchangeable.
+- ``drawn``: a candidate drawn with probabilities p̃ = p / Σ_S p. If p̃ is the distribution of the true label
+  given bag and set, (bag, drawn) is distributed as (bag, true), and the guarantee is the one with labels. If
+  not, the coverage is below 1 − α by at most the mean total variation distance between the two
+  distributions (class-conditional: no such bound).
+- ``best``, min_S s. Exchangeable with the score of the best candidate of a new bag: P(S ∩ C ≠ ∅) ≥ 1 − α,
+  that is, some candidate is in the set. For the true label it only gives 1 − α − β, where β is the
+  probability that the best candidate is not the true label: y ∉ C implies that the best candidate is outside
+  C too, or is not y.
 
-All three need the truth among the candidates, and are the labelled case where a set has one candidate.
+All three need the true label among the candidates, and equal the labelled case for sets of one candidate.
 Conformal prediction with set-valued data is treated by Javanmardi, Sale, Hofman and Hüllermeier (COPA 2023).
 """
 
@@ -41,30 +45,37 @@ from mipl.errors import DataError, SettingError, suggest
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-WAYS = {
+GUARANTEES = {  # what holds with probability 1 − α, by the way candidates are scored
     "labels": "the true label is in the set",
     "worst": "the true label is in the set, if it was among the candidates (sets larger than needed)",
-    "drawn": "the true label is in the set, as far as the model tells the candidates apart rightly",
-    "best": "some candidate is in the set; nothing is promised of the true label",
+    "drawn": "the true label is in the set, if the model's probabilities of the candidates are correct",
+    "best": "some candidate is in the set; there is no guarantee for the true label",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Conformal:
-    """The scores of calibration bags: of all of them, and for each of the k classes."""
+    """The conformity scores of calibration bags: of all bags, and per class."""
 
-    way: str  # one of WAYS
+    way: str  # one of GUARANTEES
     scores: tuple[float, ...]  # n, ascending
-    class_scores: tuple[tuple[float, ...], ...]  # k times those of a class, ascending
+    class_scores: tuple[tuple[float, ...], ...]  # of each of the k classes, ascending
 
     def sets(self, probabilities: Floats, coverage: float = 0.9, *, class_conditional: bool = False) -> Bools:
-        """Return prediction sets (m, k) for probabilities (m, k).
+        """Return prediction sets.
 
-        A class with fewer than 1/α − 1 scores is in every class-conditional set: nothing can be ruled out.
+        Args:
+            probabilities: (m, k) class probabilities.
+            coverage: Probability that a set contains the true label, 1 − α.
+            class_conditional: Reach the coverage within every class. A class with fewer than 1/α − 1 scores
+                is then in every set, because it cannot be excluded.
+
+        Returns:
+            (m, k) membership of the classes.
         """
         check_coverage(coverage)
         classifier = _conformal_classifier()
-        alphas = 1.0 - probabilities  # (m, k)
+        scores = 1.0 - probabilities  # (m, k)
         if class_conditional:
             sizes = [len(own) for own in self.class_scores]
             classes = np.arange(len(sizes))
@@ -72,73 +83,83 @@ class Conformal:
                 np.concatenate([np.array(own) for own in self.class_scores]), np.repeat(classes, sizes)
             )
             columns = [
-                classifier.predict_p(alphas[:, j], np.full(len(alphas), j), smoothing=False) for j in classes
+                classifier.predict_p(scores[:, j], np.full(len(scores), j), smoothing=False) for j in classes
             ]
             p_values = np.stack(columns, axis=1)
         else:
             classifier.fit(np.array(self.scores))
-            p_values = classifier.predict_p(alphas, smoothing=False)
-        # rounded: 1 − 0.9 is a hair below 0.1, where a p-value of 1/10 has to be out
+            p_values = classifier.predict_p(scores, smoothing=False)
+        # rounded: 1 − 0.9 is slightly below 0.1, and a p-value of 1/10 must not count as greater than α
         return np.asarray(p_values > round(1.0 - coverage, 12))
 
     @classmethod
     def from_dict(cls, content: dict[str, Any], k: int) -> Conformal:
-        """Return what ``dataclasses.asdict`` made, for k classes."""
-        made = cls(
+        """Return the scores of k classes from the result of ``dataclasses.asdict``."""
+        conformal = cls(
             str(content["way"]),
             tuple(float(s) for s in content["scores"]),
             tuple(tuple(float(s) for s in own) for own in content["class_scores"]),
         )
-        if made.way not in WAYS or len(made.class_scores) != k or not made.scores:
+        if conformal.way not in GUARANTEES or len(conformal.class_scores) != k or not conformal.scores:
             raise ValueError("the conformal scores do not fit the classes")
-        return made
+        return conformal
 
 
 def fit_conformal(
     probabilities: Floats, sets: Bools, way: str = "labels", rng: np.random.Generator | None = None
 ) -> Conformal:
-    """Return the scores of calibration bags: probabilities and candidate sets (n, k), or sets of the truth.
+    """Compute the conformity scores of calibration bags.
 
-    ``way`` says which candidate stands for the truth; only ``drawn`` needs the generator.
+    Args:
+        probabilities: (n, k) class probabilities.
+        sets: (n, k) candidate sets, or sets of the true label alone.
+        way: Which candidate is scored in place of the true label: a key of ``GUARANTEES``.
+        rng: Random generator, needed for ``drawn`` only.
     """
-    if way not in WAYS:
-        raise SettingError(f"There is no way '{way}' to score candidates.{suggest(way, WAYS)}")
+    if way not in GUARANTEES:
+        raise SettingError(f"There is no way '{way}' to score candidates.{suggest(way, GUARANTEES)}")
     if probabilities.shape != sets.shape or not len(sets) or not sets.any(axis=1).all():
         raise DataError("Prediction sets need at least one calibration bag, and a candidate for each bag.")
     if way == "labels" and (sets.sum(axis=1) > 1).any():
         raise DataError("Prediction sets by labels need one true label for each bag.")
     s = 1.0 - probabilities
-    rows, k = np.arange(len(s)), s.shape[1]
+    k = s.shape[1]
     if way == "worst":
         score = np.where(sets, s, -np.inf).max(axis=1)
-        own = [s[sets[:, j], j] for j in range(k)]
+        by_class = [s[sets[:, j], j] for j in range(k)]
     else:
+        label = np.where(sets, s, np.inf).argmin(axis=1)  # the most probable candidate
         if way == "drawn":
-            if rng is None:
-                raise SettingError("The way 'drawn' draws: give it a generator.")
-            inside = np.where(sets, np.maximum(probabilities, np.finfo(np.float64).tiny), 0.0)
-            inside = np.cumsum(inside / inside.sum(axis=1, keepdims=True), axis=1)
-            # the last candidate's share ends at 1, up to rounding
-            drawn = np.minimum((rng.random((len(s), 1)) >= inside).sum(axis=1), k - 1)
-            label = np.where(sets[rows, drawn], drawn, np.where(sets, s, np.inf).argmin(axis=1))
-        else:
-            label = np.where(sets, s, np.inf).argmin(axis=1)
-        score = s[rows, label]
-        own = [score[label == j] for j in range(k)]
+            label = _draw_candidates(probabilities, sets, label, rng)
+        score = s[np.arange(len(s)), label]
+        by_class = [score[label == j] for j in range(k)]
     return Conformal(
-        way, tuple(np.sort(score).tolist()), tuple(tuple(np.sort(values).tolist()) for values in own)
+        way, tuple(np.sort(score).tolist()), tuple(tuple(np.sort(values).tolist()) for values in by_class)
     )
 
 
+def _draw_candidates(
+    probabilities: Floats, sets: Bools, best: npt.NDArray[np.intp], rng: np.random.Generator | None
+) -> npt.NDArray[np.intp]:
+    """Draw a candidate per bag with probabilities p / Σ_S p; rounding errors give the best candidate (n,)."""
+    if rng is None:
+        raise SettingError("The way 'drawn' is random: give it a generator.")
+    n, k = sets.shape
+    p = np.where(sets, np.maximum(probabilities, np.finfo(np.float64).tiny), 0.0)
+    cumulative = np.cumsum(p / p.sum(axis=1, keepdims=True), axis=1)  # ends at 1, up to rounding
+    drawn = np.minimum((rng.random((n, 1)) >= cumulative).sum(axis=1), k - 1)
+    return np.where(sets[np.arange(n), drawn], drawn, best)
+
+
 def check_coverage(coverage: float) -> None:
-    """Raise an error if this is no coverage of prediction sets."""
+    """Raise an error unless the coverage of prediction sets is between 0 and 1."""
     if not 0 < coverage < 1:
-        raise SettingError(f"The coverage of prediction sets is {coverage}: give a share between 0 and 1.")
+        raise SettingError(f"The coverage of prediction sets is {coverage}: give a fraction between 0 and 1.")
 
 
 def _conformal_classifier() -> Any:
     try:
-        with warnings.catch_warnings():  # the library changes what is shown of everyone's warnings
+        with warnings.catch_warnings():  # crepes changes the warning filters of the whole process
             from crepes import ConformalClassifier
     except ImportError as error:
         raise SettingError("Prediction sets need crepes: pip install 'mipl[trust]'.") from error

@@ -1,4 +1,4 @@
-"""What is fitted to a trained model afterwards, and stays with it."""
+"""Calibration of a trained model, saved with it: scaling of its probabilities and prediction sets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from mipl.calibration.conformal import Bools, Conformal, Floats, fit_conformal
 from mipl.calibration.scaling import Scaling, fit_scaling
@@ -23,14 +24,15 @@ FORMAT = "mipl-calibration-1"
 FILE = "calibration.json"
 BY = ("labels", "candidates")
 Model = TypeVar("Model")
+Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Scaling of a model's probabilities and scores for prediction sets, each or both."""
+    """Scaling of a model's probabilities, scores for prediction sets, or both."""
 
     by: str  # labels or candidates
-    digest: str  # of the bags it was fitted to
+    digest: str  # of the calibration bags
     bags: int
     scaling: Scaling | None
     conformal: Conformal | None
@@ -45,7 +47,7 @@ class Calibration:
 
     @classmethod
     def parse(cls, text: bytes, path: Path, k: int) -> Calibration:
-        """Return the calibration for k classes that :meth:`save` wrote and that was read from ``path``."""
+        """Return the calibration of k classes from the content of ``path``, as written by :meth:`save`."""
         content = parse_json(text, path, FORMAT)
         try:
             scaling, conformal = content["scaling"], content["conformal"]
@@ -70,51 +72,62 @@ def calibrate(
     candidate: str = "worst",
     seed: int = 0,
 ) -> Model:
-    """Return a copy of a trained classifier with calibrated probabilities and scores for prediction sets.
+    """Return a copy of a trained classifier with calibrated probabilities and prediction sets.
 
-    ``bags`` the model was not trained on; an earlier calibration is replaced. ``by``: their true labels, or
-    their candidate sets alone. ``kind``: temperature, vector or none. ``set_share``: the part of the bags,
-    drawn at random, that is kept for the scores of prediction sets and not used for scaling, which would
-    make these bags look better than new ones; of a group (patient) one bag is scored. ``candidate``: which
-    candidate stands for the truth in those scores (worst, drawn or best; see `mipl.calibration.conformal`).
+    Args:
+        model: A trained classifier; an earlier calibration is replaced.
+        bags: Bags that the model was not trained on.
+        by: Calibrate by the true ``labels``, or by the ``candidates`` alone.
+        kind: ``temperature``, ``vector`` or ``none``.
+        set_share: Fraction of the bags, drawn at random, that is reserved for prediction sets. Bags used for
+            the scaling would look better than new ones. One bag per group (patient) is scored.
+        candidate: Which candidate replaces the true label in the scores (worst, drawn or best); see
+            `mipl.calibration.conformal`.
+        seed: Seed of the random choices.
     """
     if by not in BY:
-        raise SettingError(f"Calibration is by labels or candidates, not '{by}'.{suggest(by, BY)}")
+        raise SettingError(f"Calibrate by labels or candidates, not by '{by}'.{suggest(by, BY)}")
     if not 0 <= set_share <= 1:
-        raise SettingError(f"set_share = {set_share} is not a share between 0 and 1.")
-    made: Any = copy.copy(model)
-    made.calibration_ = None
-    check_unseen(made, bags)
-    sets = truth_of(made, bags) if by == "labels" else candidates_of(made, bags)
-    nothing = np.zeros(0, dtype=np.int64)
-    everything = np.arange(len(bags))
-    if kind == "none":
-        scored, scaled = everything, nothing
-    elif set_share in (0, 1):
-        scored, scaled = (nothing, everything) if set_share == 0 else (everything, nothing)
-    else:
-        scored, scaled = random_split(bags, set_share, "calibrate", seed)
-    if not len(scaled) and kind != "none":
-        raise SettingError(
-            "set_share = 1 leaves no bag for the scaling: give a smaller share, or kind='none'."
-        )
-    log_p = made.predict_log_proba(bags)
+        raise SettingError(f"set_share (--set-share) is {set_share}: give a fraction between 0 and 1.")
+    calibrated: Any = copy.copy(model)
+    calibrated.calibration_ = None
+    check_unseen(calibrated, bags)
+    sets = truth_of(calibrated, bags) if by == "labels" else candidates_of(calibrated, bags)
+    scored, scaled = _divide(bags, kind, set_share, seed)
+    log_p = calibrated.predict_log_proba(bags)
     scaling = None if kind == "none" else fit_scaling(log_p[scaled], sets[scaled], kind)
     if scaling is not None and fit_scaling(log_p[scaled], sets[scaled]).at_limit:
         raise DataError(
-            f"The {len(scaled)} bags do not determine the temperature: the surer the model, the better they "
-            "fit, without end; take more bags, or true labels if these are candidates, or no scaling."
+            f"The {len(scaled)} bags do not determine the temperature, because the likelihood grows with the "
+            "confidence without limit: use more bags, or true labels in place of candidates, or no scaling."
         )
-    if bags.groups is not None:
-        scored = scored[one_per_group(bags[scored], "calibrate", seed)]
     conformal = None
     if len(scored):
         p = np.exp(log_p if scaling is None else scaling.apply(log_p))
         way = "labels" if by == "labels" else candidate
         conformal = fit_conformal(p[scored], sets[scored], way, rng_for("conformal", seed))
-    digest = aligned(bags, made.trained_on_.get("feature_names")).content_digest()
-    made.calibration_ = Calibration(by, digest, len(bags), scaling, conformal)
-    return made  # type: ignore[no-any-return]
+    digest = aligned(bags, calibrated.trained_on_.get("feature_names")).content_digest()
+    calibrated.calibration_ = Calibration(by, digest, len(bags), scaling, conformal)
+    return calibrated  # type: ignore[no-any-return]
+
+
+def _divide(bags: Bags, kind: str, set_share: float, seed: int) -> tuple[Ints, Ints]:
+    """Return the indices of the bags for prediction sets, one per group, and of those for the scaling."""
+    none, every = np.zeros(0, dtype=np.int64), np.arange(len(bags))
+    if kind == "none" or set_share == 1:
+        scored, scaled = every, none
+    elif set_share == 0:
+        scored, scaled = none, every
+    else:
+        scored, scaled = random_split(bags, set_share, "calibrate", seed)
+    if not len(scaled) and kind != "none":
+        raise SettingError(
+            "set_share (--set-share) is 1, which leaves no bags for the scaling: give a smaller fraction, or "
+            "the kind 'none'."
+        )
+    if bags.groups is not None:
+        scored = scored[one_per_group(bags[scored], "calibrate", seed)]
+    return scored, scaled
 
 
 def check_unseen(model: Any, bags: Bags) -> None:
@@ -122,30 +135,30 @@ def check_unseen(model: Any, bags: Bags) -> None:
     digest = aligned(bags, model.trained_on_.get("feature_names")).content_digest()
     if model.trained_on_.get("digest") == digest:
         raise DataError(
-            "The model was trained on these bags, on which it looks better than it is: take others."
+            "The model was trained on these bags, so its error on them is optimistic: use other bags."
         )
     if model.calibration_ is not None and model.calibration_.digest == digest:
         raise DataError(
-            "The model was calibrated on these bags, so they cannot vouch for its error: take others."
+            "The model was calibrated on these bags, so its error on them is optimistic: use other bags."
         )
 
 
 def truth_of(model: Any, bags: Bags) -> Bools:
-    """Return the true labels as sets of one (m, k), columns in the order of the model's classes."""
+    """Return the true labels one-hot (m, k), with columns in the order of the model's classes."""
     if bags.labels is None:
-        raise DataError("The calibration bags have no true labels: give some, or calibrate by candidates.")
+        raise DataError("The bags have no true labels: give bags that have, or calibrate by candidates.")
     classes = tuple(model.classes_.tolist())
     labels = label_array([bags.classes[y] for y in bags.labels], classes, bags.ids.tolist())
     return np.asarray(labels[:, None] == np.arange(len(classes)))
 
 
 def candidates_of(model: Any, bags: Bags) -> Bools:
-    """Return the candidate sets (m, k), columns in the order of the model's classes."""
+    """Return the candidate sets (m, k), with columns in the order of the model's classes."""
     if bags.candidates is None:
-        raise DataError("The calibration bags have no candidate sets: give some, or calibrate by labels.")
+        raise DataError("The bags have no candidate sets: give bags that have, or calibrate by labels.")
     if bags.missing_truth:
         raise DataError(
-            "The bags say that a true label may be missing from its candidates: calibrate by labels."
+            "A true label may be missing from its candidate set (missing_truth): calibrate by labels."
         )
     sets = [[bags.classes[j] for j in np.flatnonzero(row)] for row in bags.candidates]
     return candidate_matrix(sets, tuple(model.classes_.tolist()), bags.ids.tolist())

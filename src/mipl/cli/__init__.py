@@ -7,14 +7,14 @@ import warnings
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``mipl`` and return its exit code; an error that a user can mend is one sentence and 2."""
-    # they add their verbs
+    """Run ``mipl`` and return its exit code; a user error prints one sentence and returns 2."""
+    # importing these modules registers their verbs
     from mipl.cli import data, experiments, models, paper, serve, show, trust  # noqa: F401
     from mipl.cli.app import app
     from mipl.errors import MiplError
 
     with warnings.catch_warnings():
-        warnings.showwarning = _notice
+        warnings.showwarning = _print_note
         try:
             app(args=argv, prog_name="mipl")
         except SystemExit as end:
@@ -25,5 +25,5 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _notice(message: Warning | str, *_: object, **__: object) -> None:
+def _print_note(message: Warning | str, *_: object, **__: object) -> None:
     print(f"mipl: note: {message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""data list, info, fetch, build, convert, votes, images: where bags come from."""
+"""The verbs ``data list, info, build, convert, fetch, votes, images``: data sets and file formats."""
 
 from __future__ import annotations
 
@@ -9,25 +9,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from mipl.cli.app import (
-    DataArg,
-    DataSeedOpt,
-    IgnoreOpt,
-    JsonOpt,
-    LabelsOpt,
-    MissingTruthOpt,
-    RawOpt,
-    ROpt,
-    SkipMissingOpt,
-    app,
-    console,
-    features_line,
-    print_json,
-    source_of,
-)
+from mipl.cli.app import DataArg, JsonOpt, app, console, features_line, print_json
+from mipl.cli.options import DataOptions, IgnoreOpt, RawOpt, ROpt, expand_options
 
 data_app = typer.Typer(
-    no_args_is_help=True, help="Where bags come from: data sets by name, files, votes, images."
+    no_args_is_help=True, help="Data sets by name, file formats, annotators' votes, images."
 )
 app.add_typer(data_app, name="data")
 
@@ -37,17 +23,17 @@ OutOpt = Annotated[
     typer.Option(
         "--out",
         metavar="FILE",
-        help="Where to write: .npz, .mat, .csv, .tsv, .parquet, or a folder (CLAM layout).",
+        help="Output: an .npz, .mat, .csv, .tsv or .parquet file, or a folder (CLAM layout).",
     ),
 ]
-ROWS = {  # of Table 1: field -> what it is called, and whether it is a share
+ROWS = {  # rows of Table 1: field -> title
     "bags": "bags",
     "instances": "instances",
-    "max_instances": "most instances",
-    "min_instances": "fewest instances",
+    "max_instances": "max. instances",
+    "min_instances": "min. instances",
     "mean_instances": "mean instances",
-    "max_positives": "most positives",
-    "min_positives": "fewest positives",
+    "max_positives": "max. positives",
+    "min_positives": "min. positives",
     "mean_positives": "mean positives",
     "dimension": "dimension",
     "classes": "classes",
@@ -57,7 +43,7 @@ ROWS = {  # of Table 1: field -> what it is called, and whether it is a share
 
 @data_app.command("list")
 def list_(as_json: JsonOpt = False) -> None:
-    """List the data sets that have a name, and what each is built from."""
+    """List the data sets available by name, and the raw files that each is built from."""
     from mipl.data.benchmarks import BUILDERS, raw_files, takes_r
     from mipl.data.catalogue import TABLE1
 
@@ -68,7 +54,7 @@ def list_(as_json: JsonOpt = False) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table("name", "in the paper", "-r", "--raw is")
+    table = Table("name", "in the paper", "-r", "--raw")
     for row in rows:
         table.add_row(
             str(row["name"]), "yes" if row["paper"] else "", "1, 2, 3" if row["r"] else "", str(row["raw"])
@@ -77,50 +63,45 @@ def list_(as_json: JsonOpt = False) -> None:
 
 
 @data_app.command()
-def info(
-    data: DataArg,
-    r: ROpt = None,
-    raw: RawOpt = None,
-    labels: LabelsOpt = None,
-    skip_missing: SkipMissingOpt = False,
-    ignore: IgnoreOpt = None,
-    missing_truth: MissingTruthOpt = False,
-    data_seed: DataSeedOpt = None,
-    as_json: JsonOpt = False,
-) -> None:
-    """Show what a data set is like: its row of the paper's Table 1, beside the paper's own."""
+@expand_options
+def info(data: DataArg, options: DataOptions, as_json: JsonOpt = False) -> None:
+    """Show the characteristics of a data set (the columns of the paper's Table 1) next to the paper's."""
     from mipl.data.catalogue import characteristics, table1
 
-    source = source_of(data, r, data_seed, raw, labels, skip_missing, ignore, missing_truth)
+    source = options.source(data)
     bags = source.open()
     ours = dataclasses.asdict(characteristics(bags))
     name = str(bags.provenance.get("dataset", source.name))
-    paper = table1(name, int(bags.provenance.get("r", 1)))
-    theirs = None if paper is None else dataclasses.asdict(paper)
+    row = table1(name, int(bags.provenance.get("r", 1)))
+    paper = None if row is None else dataclasses.asdict(row)
     if as_json:
         print_json(
             {
                 "data": data,
                 "here": ours,
-                "paper": theirs,
+                "paper": paper,
                 "classes": [str(c) for c in bags.classes],
                 "features": bags.feature_names,
                 "groups": None if bags.groups is None else len(set(bags.groups.tolist())),
                 "provenance": dict(bags.provenance),
             }
         )
-        return
-    table = Table("", "here", *(["paper"] if theirs else []))
+    else:
+        _print_info(name, bags, ours, paper)
+
+
+def _print_info(name: str, bags: Any, ours: dict[str, Any], paper: dict[str, Any] | None) -> None:
+    table = Table("", "here", *(["paper"] if paper else []))
     for field, title in ROWS.items():
-        table.add_row(title, _cell(field, ours[field]), *([_cell(field, theirs[field])] if theirs else []))
-    shown = console()
-    shown.print(f"{name}: {bags!r}", markup=False, highlight=False)
-    shown.print(table)
+        table.add_row(title, _cell(field, ours[field]), *([_cell(field, paper[field])] if paper else []))
+    output = console()
+    output.print(f"{name}: {bags!r}", markup=False, highlight=False)
+    output.print(table)
     origin = "; ".join(f"{key}: {value}" for key, value in bags.provenance.items() if key != "classes")
-    shown.print(f"classes: {', '.join(str(c) for c in bags.classes) or 'none known'}", markup=False)
+    output.print(f"classes: {', '.join(str(c) for c in bags.classes) or 'unknown'}", markup=False)
     if (line := features_line(bags.feature_names)) is not None:
-        shown.print(line, markup=False, highlight=False)
-    shown.print(f"provenance: {origin or 'unknown'}", markup=False)
+        output.print(line, markup=False, highlight=False)
+    output.print(f"provenance: {origin or 'unknown'}", markup=False)
 
 
 def _cell(field: str, value: float | None) -> str:
@@ -137,17 +118,17 @@ def build(
     out: OutOpt,
     r: ROpt = None,
     raw: RawOpt = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of what is drawn (default 0).")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed (default 0).")] = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Build a data set by its name from raw files, and write it."""
+    """Build a data set by name from its raw files, and write it to a file or folder."""
     from mipl.data.benchmarks import authors_file
     from mipl.data.benchmarks import build as build_bags
     from mipl.data.images import list_images
-    from mipl.data.sources import save
+    from mipl.data.sources import check_out, save
     from mipl.training.progress import progress_bar
 
-    _check_out(out)
+    check_out(out)
     drawn = (
         raw is not None and name.startswith(("c-", "crc5-")) and not (raw / authors_file(name, 1)).is_file()
     )
@@ -155,39 +136,22 @@ def build(
     with progress_bar(name, images, show=not as_json and images is not None) as report:
         bags = build_bags(name, r, seed, raw, report=report)
     save(bags, out)
-    _written(bags, out, as_json)
+    _print_written(bags, out, as_json)
 
 
 @data_app.command()
-def convert(
-    data: DataArg,
-    out: OutOpt,
-    r: ROpt = None,
-    raw: RawOpt = None,
-    labels: LabelsOpt = None,
-    skip_missing: SkipMissingOpt = False,
-    ignore: IgnoreOpt = None,
-    missing_truth: MissingTruthOpt = False,
-    data_seed: DataSeedOpt = None,
-    as_json: JsonOpt = False,
-) -> None:
-    """Convert bags between any two formats."""
-    from mipl.data.sources import save
-
-    _check_out(out)
-    bags = source_of(data, r, data_seed, raw, labels, skip_missing, ignore, missing_truth).open()
-    save(bags, out)
-    _written(bags, out, as_json)
-
-
-def _check_out(out: Path) -> None:
-    """Complain of a place that cannot be written before the work, not after it."""
-    from mipl.data.sources import check_out
+@expand_options
+def convert(data: DataArg, out: OutOpt, options: DataOptions, as_json: JsonOpt = False) -> None:
+    """Convert bags from any supported format to another."""
+    from mipl.data.sources import check_out, save
 
     check_out(out)
+    bags = options.open(data)
+    save(bags, out)
+    _print_written(bags, out, as_json)
 
 
-def _written(bags: Any, out: Path, as_json: bool) -> None:
+def _print_written(bags: Any, out: Path, as_json: bool) -> None:
     if as_json:
         print_json(
             {"out": str(out), "bags": len(bags), "instances": int(bags.sizes.sum()), "digest": bags.digest()}
@@ -201,12 +165,12 @@ def _written(bags: Any, out: Path, as_json: bool) -> None:
 @data_app.command()
 def fetch(
     name: NameArg,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to put the file into.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to download into.")],
     r: ROpt = None,
-    url: Annotated[str | None, typer.Option("--url", help="The file's address, where none is known.")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="URL of the file, where none is known.")] = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Fetch the authors' own file of a data set; a broken download goes on where it stopped."""
+    """Download the authors' own file of a data set; an interrupted download is resumed."""
     from mipl.data.fetch import fetch as get
     from mipl.training.progress import progress_bar
 
@@ -224,113 +188,129 @@ def fetch(
     typer.echo(f"{fetched.path}, SHA-256 {fetched.sha256}")
     if not fetched.checked:
         typer.echo(
-            "No checksum of this file was known: this one is recorded, and the next fetch is held to it."
+            "No checksum of this file was known; this one is recorded, and the next download is checked "
+            "against it."
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class VoteOptions:
+    """How votes become candidate sets."""
+
+    min_votes: Annotated[
+        int, typer.Option("--min-votes", min=1, help="Votes needed for a candidate label (1: the union).")
+    ] = 1
+    min_share: Annotated[
+        float,
+        typer.Option(
+            "--min-share", min=0.0, max=1.0, help="Fraction of a bag's votes needed for a candidate label."
+        ),
+    ] = 0.0
+    weights: Annotated[
+        bool,
+        typer.Option("--weights", help="Also write the vote proportions as initial candidate weights."),
+    ] = False
+
+
 @data_app.command()
+@expand_options
 def votes(
     table: Annotated[
         Path,
         typer.Argument(
             metavar="VOTES",
-            help="CSV, TSV, XLSX or Parquet: bag_id, annotator, label, or one column an annotator.",
+            help="CSV, TSV, XLSX or Parquet: bag_id, annotator, label, or one column per annotator.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="CSV to write, for --labels.")],
-    min_votes: Annotated[
-        int, typer.Option("--min-votes", min=1, help="Votes that make a label a candidate (1: the union).")
-    ] = 1,
-    min_share: Annotated[
-        float, typer.Option("--min-share", min=0.0, max=1.0, help="Share of a bag's votes that it takes.")
-    ] = 0.0,
-    weights: Annotated[
-        bool,
-        typer.Option("--weights", help="Start training from the votes' shares, not from equal weights."),
-    ] = False,
+    options: VoteOptions,
     ignore: IgnoreOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Turn annotators' votes into candidate sets, and say how well they agree."""
+    """Turn annotators' votes into candidate sets, and report the agreement between annotators."""
     from mipl.data import votes as v
     from mipl.data.formats.table import write_labels
 
     given = v.read_votes(table, ignore=ignore or ())
-    candidates = v.candidates(given, min_votes=min_votes, min_share=min_share)
+    candidates = v.candidates(given, min_votes=options.min_votes, min_share=options.min_share)
+    truth, groups = given.truth, given.groups
     write_labels(
         out,
         list(given.ids),
         candidates,
         given.classes,
-        labels=given.truth,
-        groups=given.groups,
-        weights=v.weights(given, candidates) if weights else None,
+        labels=truth,
+        groups=groups,
+        weights=v.weights(given, candidates) if options.weights else None,
     )
-    truth = given.truth
     outside = 0 if truth is None else int((~candidates[range(len(truth)), truth]).sum())
     agreement = v.agreement(given)
     mean = float(candidates.sum(axis=1).mean())
     if as_json:
         print_json({"out": str(out), "candidates": mean, "agreement": agreement, "truths_outside": outside})
         return
-    shown = Table("agreement", "value", title=f"{len(given.ids)} bags, {table.name}", title_justify="left")
-    for key, value in agreement.items():
-        if not isinstance(value, dict):
-            shown.add_row(key.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value))
-    console().print(shown)
-    each = Table("annotator", "agrees with the others' majority")
-    for value in agreement.values():
-        if isinstance(value, dict):
-            for annotator, share in value.items():
-                each.add_row(str(annotator), "n/a" if share is None or share != share else f"{share:.3f}")
-    if each.row_count:
-        console().print(each)
-    kept = ("" if given.groups is None else ", patients") + ("" if truth is None else ", true labels")
+    _print_agreement(f"{len(given.ids)} bags, {table.name}", agreement)
+    saved = ("" if groups is None else ", patients") + ("" if truth is None else ", true labels")
     option = " --missing-truth" if outside else ""
-    typer.echo(f"{mean:.2f} candidates a bag{kept}; written to {out}: use it with --labels {out}{option}")
+    typer.echo(f"{mean:.2f} candidates per bag{saved}; written to {out}: use it with --labels {out}{option}")
+
+
+def _print_agreement(title: str, agreement: dict[str, Any]) -> None:
+    overall = Table("agreement", "value", title=title, title_justify="left")
+    annotators = Table("annotator", "agreement with the majority of the others")
+    for key, value in agreement.items():
+        if isinstance(value, dict):
+            for annotator, rate in value.items():
+                annotators.add_row(str(annotator), "n/a" if rate is None or rate != rate else f"{rate:.3f}")
+        else:
+            overall.add_row(key.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value))
+    console().print(overall)
+    if annotators.row_count:
+        console().print(annotators)
 
 
 @data_app.command()
 def images(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Images, or one subfolder of images for each class.")
+        Path, typer.Argument(metavar="FOLDER", help="Images, or one subfolder of images per class.")
     ],
     generator: Annotated[
         str,
         typer.Option(
             "--generator",
-            help="How an image becomes a bag: row, sbn, kmeans, sift, or patches by an encoder: "
+            help="Bag generator: row, sbn, kmeans, sift, or encoded patches: "
             "lite0-9, lite0-16, lite0-25 (EfficientNet-Lite0), r34-9, r34-16, r34-25 (ResNet-34).",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for one feature file an image.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for one feature file per image.")],
     weights: Annotated[
         str | None,
-        typer.Option("--weights", metavar="PATH", help="Weights of ResNet-34, if not in the hub's cache."),
+        typer.Option(
+            "--weights", metavar="PATH", help="Weights of ResNet-34, if not in the torch hub cache."
+        ),
     ] = None,
     skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Name and leave out images that cannot be read.")
+        bool, typer.Option("--skip-unreadable", help="Report and leave out images that cannot be read.")
     ] = False,
     as_json: JsonOpt = False,
 ) -> None:
-    """Turn a folder of images into bags, one feature file each; interrupted, the same command goes on."""
+    """Turn a folder of images into bags, one feature file per image; rerun the command to resume."""
     from mipl.data.images import generate, list_images, make_generator
     from mipl.training.progress import progress_bar
 
-    made = make_generator(generator, **({} if weights is None else {"weights": weights}))
+    bag_generator = make_generator(generator, **({} if weights is None else {"weights": weights}))
     with progress_bar(generator, len(list_images(folder)), show=not as_json) as report:
         try:
-            summary = generate(folder, made, out, skip_unreadable=skip_unreadable, report=report)
+            summary = generate(folder, bag_generator, out, skip_unreadable=skip_unreadable, report=report)
         except KeyboardInterrupt:
             typer.echo(
-                f"mipl: stopped; finished files are in {out}: the same command makes the rest.", err=True
+                f"mipl: stopped; finished files are in {out}: run the same command to resume.", err=True
             )
             raise typer.Exit(130) from None
     if as_json:
-        print_json(
-            {**dataclasses.asdict(summary), "out": str(out), "skipped": [str(p) for p in summary.skipped]}
-        )
+        skipped = [str(path) for path in summary.skipped]
+        print_json({**dataclasses.asdict(summary), "out": str(out), "skipped": skipped})
         return
     for path in summary.skipped:
         typer.echo(f"mipl: note: {path} could not be read and is left out.", err=True)
-    typer.echo(f"{summary.made} images made into bags, {summary.kept} were there before; in {out}")
+    typer.echo(f"{summary.made} images converted to bags, {summary.kept} already done; in {out}")

@@ -1,49 +1,32 @@
-"""demo, run and results: several models, compared."""
+"""The verbs ``demo, run, results``: several models, compared."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from mipl.cli.app import (
-    DataArg,
-    DataSeedOpt,
-    IgnoreOpt,
-    JsonOpt,
-    LabelsOpt,
-    MissingTruthOpt,
-    RawOpt,
-    RecipeOpt,
-    ROpt,
-    SeedOpt,
-    SetOpt,
-    SkipMissingOpt,
-    app,
-    as_text,
-    console,
-    print_json,
-    read_settings,
-    source_of,
-)
+from mipl.cli.app import DataArg, JsonOpt, app, console, print_json
+from mipl.cli.options import DataOptions, TrainingOptions, expand_options, path_text
 from mipl.errors import SettingError, suggest
 
-ClassNoiseOpt = Annotated[
-    float, typer.Option("--class-noise", help="Share of the bags whose true label is no candidate.")
-]
-AttributeNoiseOpt = Annotated[
-    float, typer.Option("--attribute-noise", help="Share of its instances that every bag loses.")
-]
+if TYPE_CHECKING:
+    from mipl.data.bags import Bags
+    from mipl.data.sources import Source
+    from mipl.experiments.runner import Job
+    from mipl.records.store import Record
+
 EngineOpt = Annotated[
-    str, typer.Option("--engine", help="What makes the runs: local (processes here) or ray.")
+    str, typer.Option("--engine", help="Execution engine: local (processes on this machine) or ray.")
 ]
 AddressOpt = Annotated[
     str | None,
-    typer.Option("--address", help="A Ray cluster's address; without it one is started here."),
+    typer.Option("--address", help="Address of a Ray cluster; without it a local one is started."),
 ]
 
 
@@ -51,16 +34,16 @@ AddressOpt = Annotated[
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the page and the runs.")] = Path("demo"),
     folds: Annotated[int, typer.Option("--folds", min=2, help="Folds of the cross-validation.")] = 3,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes at a time.")] = 2,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Parallel processes.")] = 2,
     as_json: JsonOpt = False,
 ) -> None:
-    """Train one network three ways on the embedded digits bags and compare accuracy and calibration."""
+    """Train one network three ways on the bundled digits bags and compare accuracy and calibration."""
     from mipl.experiments.demo import run_demo
 
     errors = Console(stderr=True)
     if not as_json:
         errors.print(
-            "Training one network three ways on digits-mipl (250 bags, 5 classes, 1 false positive a bag) …"
+            "Training one network three ways on digits-mipl (250 bags, 5 classes, 1 false positive per bag) …"
         )
     rows, page = run_demo(out, folds, jobs)
     if as_json:
@@ -87,22 +70,18 @@ def demo(
     typer.echo(f"Page: {page}")
 
 
-@app.command()
-def run(
-    data: DataArg,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder for one folder of records per run.")
-    ],
-    methods_: Annotated[
-        str, typer.Option("--methods", help="Names separated by commas, or 'all'.")
-    ] = "sam-cn",
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """Which runs are made, and the content of their records."""
+
+    methods: Annotated[str, typer.Option("--methods", help="Names separated by commas, or 'all'.")] = "sam-cn"
     splits: Annotated[
         str | None,
         typer.Option(
             "--splits",
-            help="Which splits: 1-10 (the default), or 1,3,5. A data set with a split of its own has 1 only.",
+            help="Which splits: 1-10 (the default), or 1,3,5; only 1 for a data set with its own split.",
         ),
-    ] = None,
+    ] = None
     official: Annotated[
         Path | None,
         typer.Option(
@@ -110,145 +89,173 @@ def run(
             metavar="DIR",
             help="Folder of index<k>.mat or CLAM's splits_<k>.csv files, in place of stratified splits.",
         ),
-    ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes at a time, one thread each.")] = 2,
-    settings: SetOpt = None,
-    recipe: RecipeOpt = "stable",
-    r: ROpt = None,
-    raw: RawOpt = None,
-    labels: LabelsOpt = None,
-    skip_missing: SkipMissingOpt = False,
-    ignore: IgnoreOpt = None,
-    missing_truth: MissingTruthOpt = False,
-    seed: SeedOpt = 0,
-    data_seed: DataSeedOpt = None,
-    class_noise: ClassNoiseOpt = 0.0,
-    attribute_noise: AttributeNoiseOpt = 0.0,
+    ] = None
+    class_noise: Annotated[
+        float,
+        typer.Option("--class-noise", help="Fraction of the bags whose candidates lose the true label."),
+    ] = 0.0
+    attribute_noise: Annotated[
+        float, typer.Option("--attribute-noise", help="Fraction of its instances that each bag loses.")
+    ] = 0.0
     share: Annotated[
-        float, typer.Option("--share", help="Share of a split's training bags to train on.")
-    ] = 1.0,
-    with_: Annotated[
+        float, typer.Option("--share", help="Fraction of a split's training bags to train on.")
+    ] = 1.0
+    extras: Annotated[
         str,
         typer.Option(
             "--with",
             metavar="EXTRAS",
-            help="What records hold besides: features, training (docs/reproduce.md), separated by commas.",
+            help="Extra content of records: features, training (docs/reproduce.md), separated by commas.",
         ),
-    ] = "",
+    ] = ""
+
+    def extra_names(self) -> tuple[str, ...]:
+        """Return the names of ``--with``, checked."""
+        from mipl.records.store import EXTRAS
+
+        names = tuple(_split_commas(self.extras))
+        for name in names:
+            if name not in EXTRAS:
+                raise SettingError(f"--with {name}: records have no such content.{suggest(name, EXTRAS)}")
+        return names
+
+
+@app.command()
+@expand_options
+def run(
+    data: DataArg,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder for the records, one folder per run.")
+    ],
+    runs: RunOptions,
+    training: TrainingOptions,
+    options: DataOptions,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Parallel processes, one thread each.")] = 2,
     engine: EngineOpt = "local",
     address: AddressOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Train methods over train/test splits in parallel, leaving one record a run; finished runs are kept."""
-    from mipl.data.splits import own_split, split_digest
+    """Train methods on train/test splits in parallel, with one record per run; finished runs are skipped."""
     from mipl.experiments.engines import run_jobs
-    from mipl.experiments.runner import Job, split_of
-    from mipl.methods import METHODS
-    from mipl.records.store import EXTRAS, Store
+    from mipl.records.store import Store
     from mipl.records.summary import summarise
-    from mipl.reports.results import mean_and_std
 
-    extras = tuple(name.strip() for name in with_.split(",") if name.strip())
-    for name in extras:
-        if name not in EXTRAS:
-            raise SettingError(f"There is no extra '{name}' of a record.{suggest(name, EXTRAS)}")
-    source = source_of(
-        data,
-        r,
-        data_seed,
-        raw,
-        labels,
-        skip_missing,
-        ignore,
-        missing_truth,
-        class_noise=class_noise,
-        attribute_noise=attribute_noise,
-    )
-    bags = source.open()
-    names = (
-        list(METHODS) if methods_ == "all" else [name.strip() for name in methods_.split(",") if name.strip()]
-    )
-    has_own = own_split(bags) is not None
-    chosen = numbers(splits if splits is not None else "1" if has_own else "1-10")
-    kind = "official" if has_own or official is not None else "stratified"
-    folder = as_text(official) or ""
-    # Bad splits and settings are found before the first run, not after hours.
-    digests = {
-        split: split_digest(bags, split_of(bags, kind, split, share=share, folder=folder)) for split in chosen
-    }
-    planned = [
-        Job(
-            source=source,
-            method=name,
-            params={"recipe": recipe, **read_settings(name, settings)},
-            split=split,
-            seed=seed,
-            data_digest=bags.digest(),
-            split_digest=digests[split],
-            store=str(out),
-            splits=kind,
-            split_folder=folder,
-            provenance=dict(bags.provenance),
-            share=share,
-            vectors=len(bags.feature_shape) == 1,
-            extras=extras,
-        )
-        for name in names
-        for split in chosen
-    ]
+    extras = runs.extra_names()
+    source = options.source(data, class_noise=runs.class_noise, attribute_noise=runs.attribute_noise)
+    planned = _plan(source, source.open(), runs, training, extras, out)
     specs = [job.spec for job in planned]
     try:
         failures = run_jobs(planned, engine, jobs, address, show=not as_json)
     except KeyboardInterrupt:
-        print(f"mipl: stopped; finished runs are in {out}: the same command makes the rest.", file=sys.stderr)
+        print(f"mipl: stopped; finished runs are in {out}: run the same command to resume.", file=sys.stderr)
         raise typer.Exit(130) from None
     store = Store(out)
     rows = summarise([record for spec in specs if (record := store.get(spec)) is not None])
     if as_json:
-        print_json(
-            {
-                "runs": len(specs),
-                "failed": [{"run": job.title, "reason": reason} for job, reason in failures],
-                "summary": rows,
-            }
-        )
+        failed = [{"run": job.title, "reason": reason} for job, reason in failures]
+        print_json({"runs": len(specs), "failed": failed, "summary": rows})
     else:
-        table = Table(
-            "method",
-            "runs",
-            "accuracy",
-            "ECE",
-            "fit seconds",
-            title=f"{source.title}, mean ± standard deviation over splits",
-            title_justify="left",
-        )
-        for row in rows:
-            table.add_row(
-                row["method"],
-                str(row["runs"]),
-                mean_and_std(row["accuracy"], row["accuracy_std"], 2),
-                mean_and_std(row["ece"], row["ece_std"], 2),
-                f"{row['seconds']:.1f}",
-            )
-        console().print(table)
+        console().print(_summary_table(source.title, rows))
     for job, reason in failures:
         print(f"mipl: {job.title} failed: {reason}", file=sys.stderr)
     if failures:
         raise typer.Exit(1)
 
 
-@app.command()
-def results(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of records that 'mipl run' left.")],
-    dataset: Annotated[str | None, typer.Option("--dataset", help="Only this data set.")] = None,
+def _plan(
+    source: Source,
+    bags: Bags,
+    runs: RunOptions,
+    training: TrainingOptions,
+    extras: tuple[str, ...],
+    out: Path,
+) -> list[Job]:
+    """Return one job per method and split, after checking splits and settings before the first run."""
+    from mipl.data.splits import own_split, split_digest
+    from mipl.experiments.runner import Job, split_of
+    from mipl.methods import METHODS
+
+    methods = list(METHODS) if runs.methods == "all" else _split_commas(runs.methods)
+    has_own = own_split(bags) is not None
+    splits = numbers(runs.splits if runs.splits is not None else "1" if has_own else "1-10")
+    kind = "official" if has_own or runs.official is not None else "stratified"
+    folder = path_text(runs.official) or ""
+    digests = {
+        split: split_digest(bags, split_of(bags, kind, split, share=runs.share, folder=folder))
+        for split in splits
+    }
+    return [
+        Job(
+            source=source,
+            method=method,
+            params=training.params(method),
+            split=split,
+            seed=training.seed,
+            data_digest=bags.digest(),
+            split_digest=digests[split],
+            store=str(out),
+            splits=kind,
+            split_folder=folder,
+            provenance=dict(bags.provenance),
+            share=runs.share,
+            vectors=len(bags.feature_shape) == 1,
+            extras=extras,
+        )
+        for method in methods
+        for split in splits
+    ]
+
+
+def _summary_table(title: str, rows: list[dict[str, Any]]) -> Table:
+    from mipl.reports.results import mean_and_std
+
+    table = Table(
+        "method",
+        "runs",
+        "accuracy",
+        "ECE",
+        "fit seconds",
+        title=f"{title}, mean ± standard deviation over splits",
+        title_justify="left",
+    )
+    for row in rows:
+        table.add_row(
+            row["method"],
+            str(row["runs"]),
+            mean_and_std(row["accuracy"], row["accuracy_std"], 2),
+            mean_and_std(row["ece"], row["ece_std"], 2),
+            f"{row['seconds']:.1f}",
+        )
+    return table
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordFilter:
+    """Which records are shown."""
+
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Only this data set.")] = None
     methods: Annotated[
         str | None, typer.Option("--methods", help="Only these methods, separated by commas.")
-    ] = None,
-    r: Annotated[int | None, typer.Option("-r", help="Only this number of false positives.")] = None,
-    recipe: Annotated[str | None, typer.Option("--recipe", help="Only this recipe.")] = None,
+    ] = None
+    r: Annotated[int | None, typer.Option("-r", help="Only this number of false positives.")] = None
+    recipe: Annotated[str | None, typer.Option("--recipe", help="Only this recipe.")] = None
+
+    def matches(self, spec: dict[str, Any]) -> bool:
+        """Return whether a run's specification passes the filter."""
+        wanted = {"dataset": self.dataset, "r": self.r, "recipe": self.recipe}
+        return all(value is None or spec[name] == value for name, value in wanted.items()) and (
+            self.methods is None or spec["method"] in _split_commas(self.methods)
+        )
+
+
+@app.command()
+@expand_options
+def results(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of records written by 'mipl run'.")],
+    wanted: RecordFilter,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write a row a run to this .parquet or .csv file."),
+        typer.Option("--out", metavar="FILE", help="Write one row per run to this .parquet or .csv file."),
     ] = None,
     pack: Annotated[
         Path | None,
@@ -259,36 +266,19 @@ def results(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")] = False,
     as_json: JsonOpt = False,
 ) -> None:
-    """Show the results in a folder of records, means over splits, with the paper's beside them."""
+    """Show the results in a folder of records as means over splits, next to the paper's."""
     from mipl.experiments.runner import is_present
-    from mipl.records.pack import write_pack
     from mipl.records.store import Store
     from mipl.records.table import write_table
     from mipl.reports.results import HEADER, markdown, result_cells, result_rows
 
     if not folder.is_dir():
         raise SettingError(f"{folder} is not a folder of records.")
-    wanted = {
-        "dataset": None if dataset is None else {dataset},
-        "method": None if methods is None else {name.strip() for name in methods.split(",")},
-        "r": None if r is None else {r},
-        "recipe": None if recipe is None else {recipe},
-    }
-    records = [
-        record
-        for record in Store(folder)
-        if all(values is None or record.spec[name] in values for name, values in wanted.items())
-    ]
+    records = [record for record in Store(folder) if wanted.matches(record.spec)]
     if out is not None:
         write_table(records, out)
     if pack is not None:
-        present = [record for record in records if is_present(record)]
-        write_pack(present, pack)
-        print(
-            f"{len(present)} runs packed into {pack}; {len(records) - len(present)} of other recipe versions "
-            "left out.",
-            file=sys.stderr,
-        )
+        _pack(records, pack)
     rows = result_rows(records, is_present)
     if as_json:
         print_json(rows)
@@ -301,15 +291,32 @@ def results(
         console().print(table)
 
 
+def _pack(records: list[Record], folder: Path) -> None:
+    from mipl.experiments.runner import is_present
+    from mipl.records.pack import write_pack
+
+    present = [record for record in records if is_present(record)]
+    write_pack(present, folder)
+    print(
+        f"{len(present)} runs packed into {folder}; {len(records) - len(present)} of other recipe versions "
+        "left out.",
+        file=sys.stderr,
+    )
+
+
+def _split_commas(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def numbers(text: str) -> list[int]:
-    """Return the numbers of '1-3,7'."""
+    """Return the split numbers of a text such as '1-3,7'."""
     found: list[int] = []
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
             found += range(int(first), int(last or first) + 1)
     except ValueError:
-        raise SettingError(f"--splits {text} cannot be read: write 1-10, or 1,3,5.") from None
+        raise SettingError(f"--splits {text} is not a list of numbers: write 1-10, or 1,3,5.") from None
     if not found or len(set(found)) != len(found) or min(found) < 1:
-        raise SettingError(f"--splits {text} names no split, one twice, or one below 1.")
+        raise SettingError(f"--splits {text} is empty, repeats a split, or contains a number below 1.")
     return found

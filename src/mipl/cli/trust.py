@@ -1,104 +1,162 @@
-"""calibrate, triage: a trained model in use."""
+"""The verbs ``calibrate, triage``: calibrated confidence, and which bags need a reviewer."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from mipl.cli.app import (
-    DataArg,
-    DataSeedOpt,
-    IgnoreOpt,
-    JsonOpt,
-    LabelsOpt,
-    MissingTruthOpt,
-    ModelArg,
-    RawOpt,
-    ROpt,
-    SkipMissingOpt,
-    app,
-    console,
-    print_json,
-    source_of,
-)
+from mipl.cli.app import DataArg, JsonOpt, ModelArg, app, console, print_json
+from mipl.cli.options import DataOptions, expand_options
 from mipl.errors import SettingError
 
+if TYPE_CHECKING:
+    from mipl.calibration.conformal import Conformal
+    from mipl.data.bags import Bags
+    from mipl.estimators import BagClassifier
+    from mipl.triage import OperatingPoint
 
-@app.command()
-def calibrate(
-    model: ModelArg,
-    data: DataArg,
-    out: Annotated[Path, typer.Option("--out", metavar="MODEL2", help="Folder for the calibrated model.")],
+
+@dataclasses.dataclass(frozen=True)
+class CalibrationOptions:
+    """How a model is calibrated."""
+
     by: Annotated[
-        str, typer.Option("--by", help="labels: true ones; candidates: the candidate sets alone.")
-    ] = "labels",
+        str, typer.Option("--by", help="Calibrate by labels (true labels) or by candidates (candidate sets).")
+    ] = "labels"
     kind: Annotated[
         str, typer.Option("--kind", help="temperature, vector, or none (prediction sets only).")
-    ] = "temperature",
+    ] = "temperature"
     set_share: Annotated[
-        float, typer.Option("--set-share", help="Part of the bags kept for prediction sets; 0: none.")
-    ] = 0.5,
+        float,
+        typer.Option("--set-share", help="Fraction of the bags reserved for prediction sets; 0: no sets."),
+    ] = 0.5
     candidate: Annotated[
         str,
         typer.Option(
             "--candidate",
-            help="With --by candidates, which one makes the prediction sets: worst, drawn or best.",
+            help="With --by candidates, the candidate scored for prediction sets: worst, drawn or best.",
         ),
-    ] = "worst",
-    r: ROpt = None,
-    raw: RawOpt = None,
-    labels: LabelsOpt = None,
-    skip_missing: SkipMissingOpt = False,
-    ignore: IgnoreOpt = None,
-    missing_truth: MissingTruthOpt = False,
-    data_seed: DataSeedOpt = None,
+    ] = "worst"
+
+
+@app.command()
+@expand_options
+def calibrate(
+    model: ModelArg,
+    data: DataArg,
+    out: Annotated[Path, typer.Option("--out", metavar="MODEL2", help="Folder for the calibrated model.")],
+    calibration: CalibrationOptions,
+    options: DataOptions,
     as_json: JsonOpt = False,
 ) -> None:
-    """Calibrate a trained model on bags that it was not trained on; predictions then use it by themselves."""
-    from mipl.calibration.conformal import WAYS
-    from mipl.calibration.model import calibrate as fitted
+    """Calibrate a trained model on bags it was not trained on; predictions of MODEL2 are then calibrated."""
+    from mipl.calibration.conformal import GUARANTEES
+    from mipl.calibration.model import calibrate as calibrated
     from mipl.estimators import load
     from mipl.files import check_folder
 
     classifier = load(model)
-    bags = source_of(data, r, data_seed, raw, labels, skip_missing, ignore, missing_truth).open()
+    bags = options.open(data)
     check_folder(out, "model.json")
     before = float(classifier.predict_proba(bags).max(axis=1).mean())
-    made = fitted(classifier, bags, by=by, kind=kind, set_share=set_share, candidate=candidate)
-    after = float(made.predict_proba(bags).max(axis=1).mean())
-    made.save(out)
-    calibration = made.calibration_
-    assert calibration is not None
-    scaling, conformal = calibration.scaling, calibration.conformal
-    result: dict[str, Any] = {
+    result = calibrated(classifier, bags, **dataclasses.asdict(calibration))
+    after = float(result.predict_proba(bags).max(axis=1).mean())
+    result.save(out)
+    assert result.calibration_ is not None
+    scaling, conformal = result.calibration_.scaling, result.calibration_.conformal
+    summary = {
         "model": str(out),
-        "by": by,
-        "kind": kind,
+        "by": calibration.by,
+        "kind": calibration.kind,
         "bags": len(bags),
         "temperature": None if scaling is None else scaling.temperature,
         "mean_confidence_before": before,
         "mean_confidence": after,
         "set_bags": 0 if conformal is None else len(conformal.scores),
-        "sets_promise": None if conformal is None else WAYS[conformal.way],
+        "sets_promise": None if conformal is None else GUARANTEES[conformal.way],
     }
     if as_json:
-        print_json(result)
-        return
-    if scaling is not None:
-        found = "" if scaling.temperature is None else f" T = {scaling.temperature:.3g};"
+        print_json(summary)
+    else:
+        _print_calibration(summary)
+
+
+def _print_calibration(summary: dict[str, Any]) -> None:
+    if summary["kind"] != "none":
+        temperature = "" if summary["temperature"] is None else f" T = {summary['temperature']:.3g};"
         typer.echo(
-            f"{kind} by {by}:{found} mean confidence {100 * before:.1f}% before, {100 * after:.1f}% after"
+            f"{summary['kind']} by {summary['by']}:{temperature} mean confidence "
+            f"{100 * summary['mean_confidence_before']:.1f}% before, "
+            f"{100 * summary['mean_confidence']:.1f}% after"
         )
-    if conformal is not None:
-        typer.echo(f"Prediction sets from {len(conformal.scores)} bags: {WAYS[conformal.way]}")
-    typer.echo(f"Model written to {out}")
+    if summary["sets_promise"] is not None:
+        typer.echo(f"Prediction sets from {summary['set_bags']} bags: {summary['sets_promise']}")
+    typer.echo(f"Model written to {summary['model']}")
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleOptions:
+    """Which bags are reported, and the bags with true labels that the error is measured on."""
+
+    max_error: Annotated[
+        float | None,
+        typer.Option(
+            "--max-error", help="Report as many bags as possible with at most this error among them."
+        ),
+    ] = None
+    coverage: Annotated[
+        float | None, typer.Option("--coverage", help="Report this fraction of DATA, the most confident.")
+    ] = None
+    threshold: Annotated[
+        float | None, typer.Option("--threshold", help="Report bags with at least this confidence.")
+    ] = None
+    calibrate_on: Annotated[
+        str | None,
+        typer.Option(
+            "--calibrate",
+            metavar="DATA2|FRACTION",
+            help="Bags with true labels that the model has not seen, or the fraction of DATA to use for it.",
+        ),
+    ] = None
+    calibrate_labels: Annotated[
+        Path | None, typer.Option("--calibrate-labels", metavar="FILE", help="Label table of DATA2.")
+    ] = None
+    delta: Annotated[
+        float, typer.Option("--delta", help="Probability that the bound on the error may fail.")
+    ] = 0.05
+
+    def check(self) -> None:
+        """Raise an error unless there is exactly one rule, with the labelled bags that it needs."""
+        if sum(rule is not None for rule in (self.max_error, self.coverage, self.threshold)) != 1:
+            raise SettingError("Give exactly one rule: --max-error, --coverage or --threshold.")
+        if self.max_error is not None and self.calibrate_on is None:
+            raise SettingError(
+                "--max-error needs bags with true labels: --calibrate DATA2, or a fraction of DATA."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictionSetOptions:
+    """Which prediction sets are written."""
+
+    set_coverage: Annotated[
+        float,
+        typer.Option(
+            "--set-coverage", help="Probability that a prediction set contains the true label; 0: no sets."
+        ),
+    ] = 0.9
+    class_conditional: Annotated[
+        bool, typer.Option("--class-conditional", help="Reach this probability within every class.")
+    ] = False
 
 
 @app.command()
+@expand_options
 def triage(
     model: ModelArg,
     data: DataArg,
@@ -110,163 +168,171 @@ def triage(
             help="CSV to write: bag_id, predicted, confidence, prediction_set, decision, reason.",
         ),
     ],
-    max_error: Annotated[
-        float | None,
-        typer.Option("--max-error", help="Report as much as keeps the error among the reported below this."),
-    ] = None,
-    coverage: Annotated[
-        float | None, typer.Option("--coverage", help="Report this share of DATA, the most confident.")
-    ] = None,
-    threshold: Annotated[
-        float | None, typer.Option("--threshold", help="Report from this confidence on.")
-    ] = None,
-    calibrate_on: Annotated[
-        str | None,
-        typer.Option(
-            "--calibrate",
-            metavar="DATA2|SHARE",
-            help="Bags with true labels that the model has not seen, or a share of DATA to take for it.",
-        ),
-    ] = None,
-    calibrate_labels: Annotated[
-        Path | None, typer.Option("--calibrate-labels", metavar="FILE", help="Label table of DATA2.")
-    ] = None,
-    delta: Annotated[
-        float, typer.Option("--delta", help="The chance that the bound on the error may fail.")
-    ] = 0.05,
-    set_coverage: Annotated[
-        float, typer.Option("--set-coverage", help="How often prediction sets hold the truth; 0: no sets.")
-    ] = 0.9,
-    class_conditional: Annotated[
-        bool, typer.Option("--class-conditional", help="Prediction sets that hold it so often in each class.")
-    ] = False,
-    r: ROpt = None,
-    raw: RawOpt = None,
-    labels: LabelsOpt = None,
-    skip_missing: SkipMissingOpt = False,
-    ignore: IgnoreOpt = None,
-    missing_truth: MissingTruthOpt = False,
-    data_seed: DataSeedOpt = None,
+    rule: RuleOptions,
+    prediction_sets: PredictionSetOptions,
+    options: DataOptions,
     as_json: JsonOpt = False,
 ) -> None:
-    """Decide which bags are reported and which a person looks at; docs/trust.md says what is guaranteed."""
-    import numpy as np
-
-    from mipl.calibration.conformal import WAYS, check_coverage, fit_conformal
-    from mipl.calibration.model import check_unseen, truth_of
-    from mipl.data.benchmarks import BUILDERS
-    from mipl.data.splits import one_per_group, random_split
+    """Decide which bags are reported and which are sent to review; see docs/trust.md for the guarantees."""
+    from mipl.calibration.conformal import check_coverage, fit_conformal
+    from mipl.calibration.model import truth_of
     from mipl.estimators import load
     from mipl.files import check_place
-    from mipl.triage import at_coverage, at_max_error, at_threshold, decisions, measured, write_decisions
+    from mipl.triage import decisions, write_decisions
 
-    if sum(rule is not None for rule in (max_error, coverage, threshold)) != 1:
-        raise SettingError("Give one rule: --max-error, --coverage or --threshold.")
-    if max_error is not None and calibrate_on is None:
-        raise SettingError("--max-error needs bags with true labels: --calibrate DATA2, or a share of DATA.")
-    if set_coverage:
-        check_coverage(set_coverage)
+    rule.check()
+    if prediction_sets.set_coverage:
+        check_coverage(prediction_sets.set_coverage)
     check_place(out)
     classifier = load(model)
-    of_both = data not in BUILDERS and calibrate_on in BUILDERS
-    of_data = (None, None, None) if of_both else (r, data_seed, raw)
-    bags = source_of(data, *of_data, labels, skip_missing, ignore, missing_truth).open()
-    known = None
-    if calibrate_on is not None and (share := _share(calibrate_on)) is not None:
-        check_unseen(classifier, bags)
-        taken, rest = random_split(bags, share, "triage")
-        bags, known = bags[rest], bags[taken]
-    elif calibrate_on is not None:
-        # -r, --raw and --data-seed are those of whichever of the two is built by name
-        by_name = (r, data_seed, raw) if calibrate_on in BUILDERS else (None, None, None)
-        known = source_of(calibrate_on, *by_name, calibrate_labels, False, None, missing_truth).open()
-        check_unseen(classifier, known)
+    bags, labelled = _open_both(classifier, data, rule, options)
     p = classifier.predict_proba(bags)
-    on_top: dict[str, Any] | None = None
     conformal = None if classifier.calibration_ is None else classifier.calibration_.conformal
-    if threshold is not None:
-        point = at_threshold(threshold)
-    elif coverage is not None:
-        point = at_coverage(p.max(axis=1), coverage)
-    if known is not None:
-        known = known[one_per_group(known, "triage")]
-        truth, seen = truth_of(classifier, known), classifier.predict_proba(known)  # (n, k), (n, k)
-        sure, right = seen.max(axis=1), truth[np.arange(len(seen)), seen.argmax(axis=1)]
-        if max_error is not None:
-            point = at_max_error(sure, right, max_error, delta)
-        else:
-            point = measured(point, sure, right, delta)
+    known = None
+    if labelled is not None:
+        known = classifier.predict_proba(labelled), truth_of(classifier, labelled)  # (n, k), (n, k)
         if conformal is None or conformal.way != "labels":
-            conformal = fit_conformal(seen, truth)
-        on_top = _on_top(seen, truth.argmax(axis=1))
+            conformal = fit_conformal(*known)
+    point = _operating_point(rule, p, known)
     sets = None
-    if conformal is not None and set_coverage:
-        sets = conformal.sets(p, set_coverage, class_conditional=class_conditional)
+    if conformal is not None and prediction_sets.set_coverage:
+        sets = conformal.sets(
+            p, prediction_sets.set_coverage, class_conditional=prediction_sets.class_conditional
+        )
     rows = decisions(bags.ids.tolist(), classifier.classes_.tolist(), p, point, sets)
     write_decisions(out, rows)
-    counted = Counter(row["decision"] for row in rows)
-    about: dict[str, Any] | None = None
-    if sets is not None and conformal is not None:
-        about = {
-            "coverage": set_coverage,
-            "class_conditional": class_conditional,
-            "mean_size": float(np.mean([len(row["prediction_set"]) for row in rows])),
-            "promise": WAYS[conformal.way],
-        }
+    _print_triage(
+        out,
+        rows,
+        point,
+        None if sets is None else _describe_sets(rows, conformal, prediction_sets),
+        None if known is None else _metrics_by_coverage(known[0], known[1].argmax(axis=1)),
+        as_json,
+    )
+
+
+def _open_both(
+    classifier: BagClassifier, data: str, rule: RuleOptions, options: DataOptions
+) -> tuple[Bags, Bags | None]:
+    """Return the bags of DATA to decide on and those of ``--calibrate``, one per group, if it is given."""
+    from mipl.calibration.model import check_unseen
+    from mipl.data.benchmarks import BUILDERS
+    from mipl.data.splits import one_per_group, random_split
+
+    # -r, --raw and --data-seed belong to DATA, unless only the data set of --calibrate is built by name
+    second_only = data not in BUILDERS and rule.calibrate_on in BUILDERS
+    bags = (options.without_builder() if second_only else options).open(data)
+    if rule.calibrate_on is None:
+        return bags, None
+    if (fraction := _fraction(rule.calibrate_on)) is not None:
+        check_unseen(classifier, bags)
+        taken, rest = random_split(bags, fraction, "triage")
+        bags, labelled = bags[rest], bags[taken]
+    else:
+        by_name = options if rule.calibrate_on in BUILDERS else options.without_builder()
+        own = dataclasses.replace(by_name, labels=rule.calibrate_labels, skip_missing=False, ignore=None)
+        labelled = own.open(rule.calibrate_on)
+        check_unseen(classifier, labelled)
+    return bags, labelled[one_per_group(labelled, "triage")]
+
+
+def _fraction(text: str) -> float | None:
+    """Return the fraction given by ``--calibrate``, or None if it names data."""
+    try:
+        fraction = float(text)
+    except ValueError:
+        return None
+    if not 0 < fraction < 1:
+        raise SettingError(f"--calibrate {text} is neither data nor a fraction between 0 and 1.")
+    return fraction
+
+
+def _operating_point(rule: RuleOptions, p: Any, known: tuple[Any, Any] | None) -> OperatingPoint:
+    """Return the operating point of a rule, with its error on the labelled bags where there are any."""
+    import numpy as np
+
+    from mipl.triage import at_coverage, at_max_error, at_threshold, measured
+
+    if known is not None:
+        seen, truth = known
+        confidence, correct = seen.max(axis=1), truth[np.arange(len(seen)), seen.argmax(axis=1)]
+        if rule.max_error is not None:
+            return at_max_error(confidence, correct, rule.max_error, rule.delta)
+    if rule.threshold is not None:
+        point = at_threshold(rule.threshold)
+    else:
+        assert rule.coverage is not None
+        point = at_coverage(p.max(axis=1), rule.coverage)
+    return point if known is None else measured(point, confidence, correct, rule.delta)
+
+
+def _describe_sets(
+    rows: list[dict[str, Any]], conformal: Conformal | None, options: PredictionSetOptions
+) -> dict[str, Any]:
+    import numpy as np
+
+    from mipl.calibration.conformal import GUARANTEES
+
+    assert conformal is not None
+    return {
+        "coverage": options.set_coverage,
+        "class_conditional": options.class_conditional,
+        "mean_size": float(np.mean([len(row["prediction_set"]) for row in rows])),
+        "promise": GUARANTEES[conformal.way],
+    }
+
+
+def _metrics_by_coverage(probabilities: Any, labels: Any) -> dict[str, Any]:
+    """Return accuracy and ECE of the most confident 10%, 20%, … and the area under risk–coverage."""
+    from mipl.metrics import accuracy_at_top, area_under_risk_coverage, calibration_error_at_top
+
+    return {
+        "area_under_risk_coverage": area_under_risk_coverage(probabilities, labels),
+        "top": [
+            {
+                "share": coverage,
+                "accuracy": accuracy_at_top(probabilities, labels, coverage),
+                "ece": calibration_error_at_top(probabilities, labels, coverage),
+            }
+            for coverage in [tenth / 10 for tenth in range(1, 11)]
+        ],
+    }
+
+
+def _print_triage(
+    out: Path,
+    rows: list[dict[str, Any]],
+    point: OperatingPoint,
+    sets: dict[str, Any] | None,
+    labelled: dict[str, Any] | None,
+    as_json: bool,
+) -> None:
+    counts = Counter(row["decision"] for row in rows)
     if as_json:
         print_json(
             {
                 "decisions": str(out),
                 "bags": len(rows),
-                "report": counted["report"],
-                "review": counted["review"],
+                "report": counts["report"],
+                "review": counts["review"],
                 "operating_point": point.to_dict(),
-                "sets": about,
-                "labelled": on_top,
+                "sets": sets,
+                "labelled": labelled,
             }
         )
         return
-    at = "" if point.threshold is None else f" (confidence from {point.threshold:.4g} on)"
-    typer.echo(f"{counted['report']} of {len(rows)} bags reported{at}, {counted['review']} for review.")
+    at = "" if point.threshold is None else f" (confidence at least {point.threshold:.4g})"
+    typer.echo(f"{counts['report']} of {len(rows)} bags reported{at}, {counts['review']} for review.")
     typer.echo(point.note)
-    if about is not None:
+    if sets is not None:
         typer.echo(
-            f"Prediction sets have {about['mean_size']:.2f} labels on average; with probability "
-            f"{set_coverage:g}{' in each class' if class_conditional else ''}: {about['promise']}."
+            f"Prediction sets have {sets['mean_size']:.2f} labels on average; with probability "
+            f"{sets['coverage']:g}{' in each class' if sets['class_conditional'] else ''}: {sets['promise']}."
         )
-    if on_top is not None:
+    if labelled is not None:
         table = Table("most confident", "accuracy", "ECE", title="On the labelled bags", title_justify="left")
-        for row in on_top["top"]:
+        for row in labelled["top"]:
             table.add_row(*(f"{100 * row[name]:.1f}%" for name in ("share", "accuracy", "ece")))
         console().print(table)
-        typer.echo(f"Area under risk–coverage: {on_top['area_under_risk_coverage']:.4f}")
+        typer.echo(f"Area under risk–coverage: {labelled['area_under_risk_coverage']:.4f}")
     typer.echo(f"Decisions written to {out}")
-
-
-def _on_top(probabilities: Any, labels: Any) -> dict[str, Any]:
-    """Return accuracy and ECE of the most confident tenth, two tenths, … and the area under risk–coverage."""
-    from mipl.metrics import accuracy_at_top, area_under_risk_coverage, calibration_error_at_top
-
-    shares = [tenth / 10 for tenth in range(1, 11)]
-    return {
-        "area_under_risk_coverage": area_under_risk_coverage(probabilities, labels),
-        "top": [
-            {
-                "share": share,
-                "accuracy": accuracy_at_top(probabilities, labels, share),
-                "ece": calibration_error_at_top(probabilities, labels, share),
-            }
-            for share in shares
-        ],
-    }
-
-
-def _share(text: str) -> float | None:
-    """Return the share that --calibrate gives, or None if it names data."""
-    try:
-        share = float(text)
-    except ValueError:
-        return None
-    if not 0 < share < 1:
-        raise SettingError(f"--calibrate {text} is neither data nor a share between 0 and 1.")
-    return share

@@ -1,1 +1,1 @@
-"""A trained model for others: an ONNX graph, and a card that says what it is."""
+"""Export of a trained model: an ONNX graph and a model card."""

@@ -1,7 +1,7 @@
-"""The model card: what a model is, what it was trained on, how good it was measured to be, and its limits.
+"""The model card: training data, method, measured performance, calibration, intended use and limitations.
 
-Every number has a source: the model's files, or a measurement that the card describes. What is not known is
-said to be unknown.
+Every number comes from the model's files or from a measurement that the card describes. Unknown facts are
+reported as unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 import mipl
-from mipl.calibration.conformal import WAYS
+from mipl.calibration.conformal import GUARANTEES
 from mipl.calibration.model import Calibration, check_unseen, truth_of
 from mipl.data.bags import Bags
 from mipl.data.splits import one_per_group
@@ -23,16 +23,19 @@ from mipl.estimators import BagClassifier
 from mipl.files import atomic_file, read_json
 from mipl.metrics import area_under_risk_coverage, bootstrap_interval, evaluate, reliability_curve
 
-DRAWS = 1000  # of the bootstrap
+BOOTSTRAP_DRAWS = 1000
 BINS = 10  # of the reliability table
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
 def model_card(folder: Path, classifier: BagClassifier, labelled: tuple[str, Bags] | None = None) -> str:
-    """Return the card of the model in ``folder``, loaded as ``classifier``, as Markdown.
+    """Return the model card as Markdown.
 
-    ``labelled``: a name and bags with true labels that the model was neither trained nor calibrated on.
+    Args:
+        folder: The model's folder.
+        classifier: The model loaded from it.
+        labelled: A name and bags with true labels that the model was neither trained nor calibrated on.
     """
     info = read_json(folder / "model.json")
     measured = None if labelled is None else _measured(classifier, labelled[1])
@@ -43,21 +46,21 @@ def model_card(folder: Path, classifier: BagClassifier, labelled: tuple[str, Bag
         _metrics(labelled, measured),
         _calibration(classifier.calibration_, measured),
         _use(classifier),
-        _limits(classifier, measured is not None),
+        _limitations(classifier, measured is not None),
     ]
     return "\n\n".join(sections) + "\n"
 
 
 def write_card(path: str | Path, text: str) -> None:
-    """Write a card as a file that appears whole or not at all."""
+    """Write a card atomically."""
     with atomic_file(Path(path)) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def _measured(classifier: BagClassifier, bags: Bags) -> tuple[Floats, Ints, Bags]:
-    """Return probabilities (m, k), labels (m,) and the bags measured: of a patient's bags one."""
+    """Return probabilities (m, k), labels (m,) and the measured bags, one per group (patient)."""
     if bags.labels is None:
-        raise DataError("The bags for the card have no true labels: give some that have, or no --data.")
+        raise DataError("The bags for the card have no true labels: give others, or leave --data out.")
     check_unseen(classifier, bags)
     bags = bags[one_per_group(bags, "card")] if bags.groups is not None else bags
     return classifier.predict_proba(bags), truth_of(classifier, bags).argmax(axis=1), bags
@@ -68,14 +71,14 @@ def _title(info: Mapping[str, Any], classifier: BagClassifier) -> str:
     shape = " × ".join(str(side) for side in info["feature_shape"])
     rows = {
         "classes": ", ".join(str(name) for name in info["classes"]),
-        "input": f"a bag of any number of instances, each of {shape} numbers",
-        "output": f"a probability for each of {len(info['classes'])} classes",
-        "trained weights": f"{weights:,}",
-        "made with": ", ".join(f"{name} {version}" for name, version in info["versions"].items()),
+        "input": f"a bag of any number of instances of shape {shape}",
+        "output": f"probabilities of {len(info['classes'])} classes",
+        "parameters": f"{weights:,}",
+        "software": ", ".join(f"{name} {version}" for name, version in info["versions"].items()),
     }
     return (
-        f"# Model card: {info['method']['name']}\n\nWritten by mipl {mipl.__version__}. Unless said "
-        f"otherwise, numbers are from the model's own files.\n\n{_pairs(rows)}"
+        f"# Model card: {info['method']['name']}\n\nWritten by mipl {mipl.__version__}. Unless stated "
+        f"otherwise, numbers come from the model's own files.\n\n{_pairs(rows)}"
     )
 
 
@@ -83,17 +86,13 @@ def _data(trained_on: Mapping[str, Any]) -> str:
     rows = {
         "bags": f"{trained_on['bags']:,}",
         "instances": f"{trained_on['instances']:,}",
-        "candidate labels a bag, mean": trained_on["candidates_per_bag"],
+        "mean candidate labels per bag": trained_on["candidates_per_bag"],
         **{f"origin: {name}": value for name, value in trained_on["provenance"].items()},
         "digest": f"`{trained_on['digest']}`",
     }
-    unknown = (
-        ""
-        if trained_on["provenance"]
-        else "\n\nThe bags carried nothing about where they come from: add it here."
-    )
+    unknown = "" if trained_on["provenance"] else "\n\nThe provenance of the bags is unknown: add it here."
     return (
-        "## Training data\n\nBags with candidate labels; true labels were not used in training.\n\n"
+        "## Training data\n\nBags with candidate labels; true labels were not used for training.\n\n"
         f"{_pairs(rows)}{unknown}"
     )
 
@@ -101,8 +100,8 @@ def _data(trained_on: Mapping[str, Any]) -> str:
 def _method(info: Mapping[str, Any], classifier: BagClassifier) -> str:
     method, recipe, history = info["method"], info["recipe"], info["history"]
     cls = type(classifier.method_)
-    facts = {"seed": info["seed"], "scaling of features": info["params"].get("scale", "auto")}
-    for name, text in (("loss", "mean loss in the last epoch"), ("seconds", "seconds of training")):
+    facts = {"seed": info["seed"], "feature scaling": info["params"].get("scale", "auto")}
+    for name, text in (("loss", "mean loss of the last epoch"), ("seconds", "training seconds")):
         if history.get(name):
             facts[text] = f"{history[name][-1] if name == 'loss' else sum(history[name]):.4g}"
     return "\n\n".join(
@@ -119,16 +118,16 @@ def _method(info: Mapping[str, Any], classifier: BagClassifier) -> str:
 def _metrics(labelled: tuple[str, Bags] | None, measured: tuple[Floats, Ints, Bags] | None) -> str:
     if labelled is None or measured is None:
         return (
-            "## Measurements\n\nNone: no labelled bags were given to this card. "
+            "## Measurements\n\nNone: no labelled bags were given. "
             "`mipl export MODEL --card FILE --data DATA` measures on bags with true labels."
         )
     name, given = labelled
     p, y, bags = measured
-    values = evaluate(p, y, bootstrap=DRAWS)
+    values = evaluate(p, y, bootstrap=BOOTSTRAP_DRAWS)
     values |= dict(
         zip(
             ("area_under_risk_coverage", "area_under_risk_coverage_low", "area_under_risk_coverage_high"),
-            bootstrap_interval(area_under_risk_coverage, p, y, draws=DRAWS),
+            bootstrap_interval(area_under_risk_coverage, p, y, draws=BOOTSTRAP_DRAWS),
             strict=True,
         )
     )
@@ -142,14 +141,14 @@ def _metrics(labelled: tuple[str, Bags] | None, measured: tuple[Floats, Ints, Ba
         if not key.endswith(("_low", "_high"))
     ]
     classes = np.bincount(y, minlength=p.shape[1])
-    groups = "" if given.groups is None else f" Of each of {len(bags)} groups (patients) one bag was drawn."
+    groups = "" if given.groups is None else f" One bag was drawn from each of {len(bags)} groups (patients)."
     return "\n\n".join(
         [
             f"## Measurements\n\nOn {name}: {len(bags)} bags with true labels "
-            f"(digest `{given.content_digest()}`), not a set that the model was trained or calibrated on; "
-            "sets are compared whole, not bag by bag."
-            f"{groups} At least {classes.min()} bags a class. Intervals: 95%, {DRAWS:,} bootstrap draws of "
-            "bags; calibration errors in 15 bins.",
+            f"(digest `{given.content_digest()}`), not the set that the model was trained or calibrated on "
+            "(sets are compared as a whole, not bag by bag)."
+            f"{groups} At least {classes.min()} bags per class. Intervals: 95%, {BOOTSTRAP_DRAWS:,} "
+            "bootstrap draws of bags; calibration errors with 15 bins.",
             _table(("metric", "value", "95% interval"), rows),
         ]
     )
@@ -159,22 +158,22 @@ def _calibration(calibration: Calibration | None, measured: tuple[Floats, Ints, 
     parts = ["## Calibration"]
     scaling = None if calibration is None else calibration.scaling
     if calibration is None or scaling is None:
-        parts.append("The probabilities are as trained: they were not scaled after training.")
+        parts.append("The probabilities were not scaled after training.")
     else:
         by = "their true labels" if calibration.by == "labels" else "their candidate sets alone"
         value = "" if scaling.temperature is None else f", T = {scaling.temperature:.4g}"
         parts.append(
-            f"Scaled after training by {scaling.kind} scaling{value}. {calibration.bags} bags were given for "
-            f"calibration, by {by} (digest `{calibration.digest}`)."
+            f"Scaled after training by {scaling.kind} scaling{value}. {calibration.bags} calibration "
+            f"bags, by {by} (digest `{calibration.digest}`)."
         )
     if calibration is not None and calibration.conformal is not None:
         conformal = calibration.conformal
         parts.append(
-            f"Prediction sets from the scores of {len(conformal.scores)} bags, at the coverage that is asked "
-            f"for: {WAYS[conformal.way]}."
+            f"Prediction sets from the scores of {len(conformal.scores)} bags, at the requested coverage: "
+            f"{GUARANTEES[conformal.way]}."
         )
     if measured is None:
-        parts.append("How far confidence and accuracy agree was not measured for this card.")
+        parts.append("Calibration was not measured for this card.")
         return "\n\n".join(parts)
     curve = reliability_curve(measured[0], measured[1], bins=BINS)
     rows = [
@@ -186,7 +185,7 @@ def _calibration(calibration: Calibration | None, measured: tuple[Floats, Ints, 
         )
         for i in np.flatnonzero(curve.count)
     ]
-    parts.append("On the bags of the measurements above; bins without a bag are left out.")
+    parts.append("On the bags of the measurements above; empty bins are left out.")
     parts.append(_table(("confidence", "bags", "mean confidence", "accuracy"), rows))
     return "\n\n".join(parts)
 
@@ -195,45 +194,45 @@ def _use(classifier: BagClassifier) -> str:
     advice = type(classifier.method_).advice
     return (
         "## Intended use\n\n"
-        "To rank and to triage bags like those it was trained on: report confident cases, send doubtful ones "
-        "to a person (`mipl triage`). It is an aid to someone who answers for the decision.\n\n"
-        f"About the method: {advice}\n\n"
-        "Not for bags from other sources without measuring there first, not for classes that are not listed, "
-        "not as the only ground of a decision about a person. Whoever gives the model on should add here "
-        "what it was made for."
+        "Ranking and triage of bags like the training bags: confident predictions are reported, the others "
+        "are reviewed by a person (`mipl triage`). The model assists a person who is responsible for the "
+        f"decision.\n\nAbout the method: {advice}\n\n"
+        "Not for bags from other sources without an evaluation on them, not for classes that are not listed, "
+        "not as the only basis of a decision about a person. The publisher of the model should add its "
+        "purpose here."
     )
 
 
-def _limits(classifier: BagClassifier, measured: bool) -> str:
+def _limitations(classifier: BagClassifier, measured: bool) -> str:
     numbers = "The measurements above hold" if measured else "Any measurement holds"
     limits = [
-        "**The candidates.** Training takes it that the true label of every bag is among its candidates. "
-        "Where annotators all miss it the model learns a wrong label, and the training data do not show it.",
-        f"**Shift.** {numbers} for bags drawn as the measured ones were. Another scanner, laboratory, "
-        "population or year: measure and calibrate again.",
-        "**What a guarantee is not.** A bound on the error from `mipl triage` is on the mean over reported "
-        "bags, with the chance δ of failing; it says nothing of a bag, class or group, nor of other data. "
-        "Prediction sets hold the truth on average over bags, not for each.",
-        "**Unknown classes.** The probabilities sum to one over the listed classes: a bag of none of them "
-        "still gets one, at times with high confidence.",
-        "**Attention**, where the method has it, tells which instances weighed in the prediction, not why, "
-        "and not that they show the class.",
+        "**Candidate sets.** Training assumes that the true label of every bag is among its candidates. "
+        "Where all annotators miss it, the model learns a wrong label, and the training data do not show it.",
+        f"**Distribution shift.** {numbers} for bags from the same distribution. For another scanner, "
+        "laboratory, population or year, evaluate and calibrate again.",
+        "**Guarantees.** The error bound of `mipl triage` is for the mean over reported bags and fails with "
+        "probability δ; it does not hold for a single bag, class or group, nor for other data. Prediction "
+        "sets contain the true label on average over bags, not for each bag.",
+        "**Unknown classes.** The probabilities sum to one over the listed classes: a bag of another class "
+        "is assigned to one of them, sometimes with high confidence.",
+        "**Attention**, where the method has it, shows the weight of each instance in the prediction; it "
+        "does not explain the prediction, nor show that an instance is of the class.",
     ]
     if getattr(classifier.method_, "head", None) == "sigmoid":
         k = len(classifier.classes_)
         limits.append(
-            f"**Sigmoid head.** No confidence before scaling can pass e/(e + k − 1), for {k} classes "
-            f"{np.e / (np.e + k - 1):.1%}: low confidence is not doubt."
+            f"**Sigmoid head.** Before scaling, the confidence cannot exceed e/(e + k − 1), which is "
+            f"{np.e / (np.e + k - 1):.1%} for {k} classes: low confidence does not mean uncertainty."
         )
-    return "## Limits\n\n" + "\n".join(f"- {limit}" for limit in limits)
+    return "## Limitations\n\n" + "\n".join(f"- {limit}" for limit in limits)
 
 
-def _pairs(rows: Mapping[str, Any], what: str = "") -> str:
+def _pairs(rows: Mapping[str, Any], heading: str = "") -> str:
     cells = [
         (name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
         for name, value in rows.items()
     ]
-    return _table((what, "value" if what else ""), cells)
+    return _table((heading, "value" if heading else ""), cells)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -242,5 +241,5 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return text that cannot end a cell or a line of a table; names are the user's."""
+    """Return text escaped for a table cell, because names are user input."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

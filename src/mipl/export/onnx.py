@@ -1,8 +1,8 @@
-"""A trained network as an ONNX graph of one bag of any size, checked against torch before it is written.
+"""A trained network as an ONNX graph for one bag of any size, verified against torch before it is written.
 
-The networks work on many bags at once, by sums over segments; a graph for one bag needs none of these. So
-each kind of network is written here once more for a single bag, from its own layers, and onnxruntime has to
-find what the classifier finds.
+The networks process many bags at once, with sums over segments, which a graph for one bag does not need. Each
+kind of network is therefore implemented here for a single bag, from its own layers, and the outputs of
+onnxruntime are compared with those of the classifier.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from mipl.nn.network import BagNetwork, members_of
 from mipl.nn.pooled import PooledNetwork
 from mipl.seeding import rng_for
 
-SIZES = (1, 2, 37, 500)  # of the bags that a graph is checked on
+SIZES = (1, 2, 37, 500)  # of the random bags on which a graph is verified
 TOLERANCE = 1e-4
-INPUT = "instances of one bag, float32; of uint8 images value/255; raw features, the graph scales them"
+INPUT = "instances of one bag, float32; uint8 images divided by 255; raw features, scaled by the graph"
 Floats = npt.NDArray[np.float32]
 
 
 class OneBag(nn.Module):
-    """Instances (n, …) of one bag -> probabilities (k,) and, where the network has one, attention (n,)."""
+    """Instances (n, …) of one bag -> probabilities (k,) and, if the network has it, attention (n,)."""
 
     weight: Tensor
     bias: Tensor
@@ -51,7 +51,7 @@ class OneBag(nn.Module):
         self.register_buffer("bias", torch.tensor(zeros if scaling is None else scaling.bias))
 
     def forward(self, instances: Tensor) -> tuple[Tensor, ...]:
-        """Return what the classifier predicts for the bag, calibrated if it is."""
+        """Return the classifier's prediction for the bag, calibrated if the classifier is."""
         members = [outputs(net, instances) for net in members_of(self.network)]
         p = torch.stack([logits.softmax(dim=0) for logits, *_ in members]).mean(dim=0)
         if self.scaled:
@@ -63,12 +63,12 @@ class OneBag(nn.Module):
 
 
 def outputs(net: nn.Module, instances: Tensor) -> tuple[Tensor, ...]:
-    """Return logits (k,) of one bag and, where the network has one, attention (n,)."""
+    """Return logits (k,) of one bag and, if the network has it, attention (n,)."""
     if isinstance(net, BagNetwork):
         return attended(net, instances)
     if isinstance(net, PooledNetwork):
         return (pooled(net, instances),)
-    assert isinstance(net, MixedEffects)  # export_onnx takes no other
+    assert isinstance(net, MixedEffects)  # export_onnx accepts no other
     return (mixed(net, instances),)
 
 
@@ -76,20 +76,19 @@ def attended(net: BagNetwork, instances: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits (k,) and attention (n,) of one bag."""
     h = net.encoder(net.scaling(instances))  # (n, L)
     weights = weigh(net.attention, net.score(h))  # (n,)
-    z = (weights @ h)[
-        None
-    ]  # (1, L), Eq. 13; as a batch of one: torch would fold the head's weights otherwise
+    # (1, L), Eq. 13; a batch of one, because torch would otherwise fold the head's weights
+    z = (weights @ h)[None]
     logits: Tensor = net.head(z)[0]
     return logits, weights
 
 
 def weigh(attention: Attention, scores: Tensor) -> Tensor:
-    """Return the weights (n,) of one bag's scores (n,): Eqs. 8–12."""
+    """Return the attention weights (n,) of one bag's scores (n,): Eqs. 8–12."""
     if isinstance(attention, DAM):
         return nn.functional.logsigmoid(scores).softmax(dim=0)
     if isinstance(attention, SAM):
         return (scores * attention.scale).softmax(dim=0)
-    assert isinstance(attention, MAM)  # there is no other
+    assert isinstance(attention, MAM)
     if attention.order == "scores":
         return (zscore(scores, attention.EPS) * attention.scale / attention.tau).softmax(dim=0)
     weights = (scores / attention.tau).softmax(dim=0)
@@ -97,19 +96,19 @@ def weigh(attention: Attention, scores: Tensor) -> Tensor:
 
 
 def zscore(values: Tensor, eps: float) -> Tensor:
-    """Centre values (n,) and divide by their deviation + eps; one value alone becomes 0."""
+    """Standardise values (n,) with eps added to the standard deviation; a single value becomes 0."""
     centred = values - values.mean()
     variance = centred.square().sum() / (count(values) - 1).clamp(min=1)
     return centred / (variance.sqrt() + eps)
 
 
 def count(values: Tensor) -> Tensor:
-    """Return n of (n,) as a value of the graph: a traced shape is taken to be at least 2."""
+    """Return n of (n,) as a value of the graph, because a traced shape is assumed to be at least 2."""
     return torch.ones_like(values).sum()
 
 
 def pooled(net: PooledNetwork, instances: Tensor) -> Tensor:
-    """Return logits (k,) of one bag, pooled to one vector."""
+    """Return logits (k,) of one bag that is pooled to one vector."""
     flat = net.scaling(instances).flatten(1)  # (n, d)
     mean = net.pooling == "mean"
     vector = flat.mean(dim=0) if mean else torch.cat([flat.amax(dim=0), flat.amin(dim=0)])
@@ -118,7 +117,7 @@ def pooled(net: PooledNetwork, instances: Tensor) -> Tensor:
 
 
 def mixed(net: MixedEffects, instances: Tensor) -> Tensor:
-    """Return logits (k,) of one bag at the posterior's mean; every class has attention of its own."""
+    """Return logits (k,) of one bag at the posterior mean; each class has its own attention."""
     h = net.encoder(net.scaling(instances))  # (n, L)
     beta_u, beta_z = net.mean[:, : net.width], net.mean[:, net.width :]  # (k, L) each
     rms = beta_z.square().mean(dim=1).add(EPS).sqrt()  # (k,)
@@ -128,16 +127,26 @@ def mixed(net: MixedEffects, instances: Tensor) -> Tensor:
 
 
 def export_onnx(classifier: BagClassifier, path: str | Path, seed: int = 0) -> dict[str, Any]:
-    """Write a trained classifier as ONNX and return what was checked: bag sizes and largest differences.
+    """Write a trained classifier as an ONNX graph.
 
-    Input ``instances`` (n, *feature_shape), float32; outputs ``probabilities`` (k,), calibrated if the
-    classifier is, and ``attention`` (n,) of methods that have it. Nothing is written if onnxruntime differs
-    from the classifier by more than ``TOLERANCE`` on random bags.
+    The input is ``instances`` (n, *feature_shape), float32; the outputs are ``probabilities`` (k,),
+    calibrated if the classifier is, and ``attention`` (n,) for methods that have it.
+
+    Args:
+        classifier: A trained classifier.
+        path: The file to write.
+        seed: Seed of the random bags on which the graph is verified.
+
+    Returns:
+        The sizes of the random bags, the largest difference from torch per output, and the size in bytes.
+
+    Raises:
+        StorageError: If onnxruntime differs from torch by more than ``TOLERANCE``; nothing is then written.
     """
     network, name = classifier.network_, classifier._method_name()
     members = members_of(network)
     if not all(isinstance(net, BagNetwork | PooledNetwork | MixedEffects) for net in members):
-        raise SettingError(f"{name} is not a neural network of bags, so there is no ONNX graph of it.")
+        raise SettingError(f"{name} is not a neural network, so it cannot be exported as ONNX.")
     onnx, runtime = _libraries()
     calibration = classifier.calibration_
     scaling = None if calibration is None else calibration.scaling
@@ -146,7 +155,7 @@ def export_onnx(classifier: BagClassifier, path: str | Path, seed: int = 0) -> d
     try:
         with_attention = classifier.has_attention
         graph = _graph(bag, classifier.feature_shape_, with_attention)
-        for key, value in _about(classifier, name).items():
+        for key, value in _metadata(classifier, name).items():
             graph.metadata_props.add(key=key, value=value)
         onnx.checker.check_model(graph)
         content = graph.SerializeToString()
@@ -154,9 +163,9 @@ def export_onnx(classifier: BagClassifier, path: str | Path, seed: int = 0) -> d
     finally:
         network.to(device)
     worst = float(np.max(list(differences.values())))
-    if not worst <= TOLERANCE:  # a NaN is no agreement
+    if not worst <= TOLERANCE:  # also if it is NaN
         raise StorageError(
-            f"The ONNX graph differs from torch by {worst:.2g}, above {TOLERANCE:g}: it is not written."
+            f"The ONNX graph differs from torch by {worst:.2g}, more than {TOLERANCE:g}: it is not written."
         )
     with atomic_file(Path(path)) as temporary:
         temporary.write_bytes(content)
@@ -164,12 +173,12 @@ def export_onnx(classifier: BagClassifier, path: str | Path, seed: int = 0) -> d
 
 
 def _graph(bag: OneBag, feature_shape: tuple[int, ...], with_attention: bool) -> Any:
-    """Return the ONNX model of one bag, the number of instances left open."""
+    """Return the ONNX model of one bag, with a dynamic number of instances."""
     example = torch.zeros(7, *feature_shape)
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about itself
+        warnings.simplefilter("ignore")  # internal warnings of the exporter
         logger.setLevel(logging.ERROR)
         try:
             program = torch.onnx.export(
@@ -181,7 +190,7 @@ def _graph(bag: OneBag, feature_shape: tuple[int, ...], with_attention: bool) ->
                 dynamo=True,
                 verbose=False,
             )
-        except torch.onnx.errors.OnnxExporterError as error:  # of an encoder of the user's own
+        except torch.onnx.errors.OnnxExporterError as error:  # from a user's own encoder
             reason = str(error.__cause__ or error).strip().splitlines()[0]
             raise SettingError(f"torch cannot write this network as ONNX: {reason}") from error
         finally:
@@ -190,8 +199,8 @@ def _graph(bag: OneBag, feature_shape: tuple[int, ...], with_attention: bool) ->
     return program.model_proto
 
 
-def _about(classifier: BagClassifier, name: str) -> dict[str, str]:
-    """Return the metadata: each value is JSON or plain text."""
+def _metadata(classifier: BagClassifier, name: str) -> dict[str, str]:
+    """Return the metadata, with values in JSON or plain text."""
     calibration = classifier.calibration_
     scaled = calibration is not None and calibration.scaling is not None
     return {
@@ -217,7 +226,7 @@ def _differences(
         wanted["attention"] = classifier.attention_weights(bags)
     found = [session.run(list(wanted), {"instances": bag}) for bag in bags]
     return {
-        name: float(  # np.max, for Python's may pass over a NaN
+        name: float(  # np.max propagates NaN, unlike max
             np.max(
                 [
                     np.abs(part[place] - own).max() if part[place].shape == own.shape else np.inf
@@ -230,7 +239,7 @@ def _differences(
 
 
 def random_bags(classifier: BagClassifier, seed: int = 0) -> list[Floats]:
-    """Return bags of ``SIZES``, of vectors as spread as the training ones, of images from 0 to 1."""
+    """Return random bags of ``SIZES``: vectors distributed as in training, or images from 0 to 1."""
     rng, shape = rng_for("onnx", seed), classifier.feature_shape_
     if len(shape) > 1:
         return [rng.random((size, *shape), dtype=np.float32) for size in SIZES]
@@ -245,5 +254,5 @@ def _libraries() -> tuple[Any, Any]:
         import onnxruntime
         import onnxscript  # noqa: F401 (torch's exporter needs it)
     except ImportError as error:
-        raise SettingError("ONNX needs further packages: pip install 'mipl[onnx]'.") from error
+        raise SettingError("ONNX export needs further packages: pip install 'mipl[onnx]'.") from error
     return onnx, onnxruntime

@@ -1,1 +1,1 @@
-"""A trained model behind HTTP, and a page on which a person reviews the doubtful bags."""
+"""An HTTP server for a trained model, with a web page for reviewing the bags of a data set."""

@@ -1,58 +1,84 @@
-"""The HTTP application: predictions for whoever asks, and the review page for one data set."""
+"""The HTTP application: predictions of a model and, for one data set, the review page."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import contextlib
-import html
+import dataclasses
 import importlib.resources
 import json
-import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 import mipl
 from mipl.errors import MiplError, StorageError
 from mipl.estimators import BagClassifier
-from mipl.serve.board import Board
-from mipl.serve.bodies import HDF5, JSON, NPY, Limits, RefusedError, parse_json, read_bags
-from mipl.serve.door import Door
+from mipl.serve.dashboard import Dashboard
+from mipl.serve.middleware import RequestMiddleware
+from mipl.serve.openapi import (
+    PREDICT_DESCRIPTION,
+    STATUSES,
+    docs_page,
+    error_responses,
+    predict_body,
+    review_body,
+)
+from mipl.serve.requests import JSON, Limits, RequestError, parse_json, read_bags, read_body
 from mipl.serve.reviews import Reviews
 
-REVIEW_BYTES = 4096  # a bag's id and a class
-PAGE = {"page.js": "text/javascript", "page.css": "text/css"}
-STATUSES = {
-    400: "The body cannot be read.",
-    401: "The token is missing or wrong.",
-    404: "There is nothing of this name.",
-    405: "There is this address, but not for this method.",
-    408: "The body took too long to arrive.",
-    413: "The body, or what it holds, is above a limit.",
-    415: "The content type is not one that is read here.",
-    422: "The content is not valid: the sentence says which bag or field, and what to do.",
-    503: "The server is busy or cannot write: try again.",
-}
+MAX_REVIEW_BYTES = 4096  # a bag's id and a class
+ASSETS = {"page.js": "text/javascript", "page.css": "text/css"}
 Result = TypeVar("Result")
 
 
-class Json(JSONResponse):
-    """JSON in ASCII: a client's text may hold what UTF-8 cannot."""
+class AsciiJSONResponse(JSONResponse):
+    """JSON in ASCII, because text from a client may contain what UTF-8 cannot encode."""
 
     def render(self, content: Any) -> bytes:
-        """Return the bytes."""
+        """Return the encoded content."""
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+class Workers:
+    """One thread for the model and one for writing reviews.
+
+    The model computes one answer at a time: torch uses all cores, and queued requests can be cancelled.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._model = concurrent.futures.ThreadPoolExecutor(1, "model")
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, "reviews")
+
+    async def compute(self, function: Callable[[], Result]) -> Result:
+        """Run a function of the model, within the time limit."""
+        future = asyncio.get_running_loop().run_in_executor(self._model, function)
+        try:
+            return await asyncio.wait_for(future, self.seconds)
+        except TimeoutError as error:
+            raise RequestError(
+                503, f"There was no answer within {self.seconds:g} s: send fewer bags, or try again."
+            ) from error
+
+    async def write(self, function: Callable[[], None]) -> None:
+        """Run a write to completion; it does not wait for predictions."""
+        await asyncio.get_running_loop().run_in_executor(self._writer, function)
+
+    def shutdown(self) -> None:
+        """Cancel queued computations and finish queued writes."""
+        self._model.shutdown(cancel_futures=True)
+        self._writer.shutdown()
 
 
 def make_app(
     model: BagClassifier,
-    board: Board | None = None,
+    dashboard: Dashboard | None = None,
     reviews: Reviews | None = None,
     *,
     limits: Limits | None = None,
@@ -61,19 +87,21 @@ def make_app(
 ) -> FastAPI:
     """Return the application for a trained model.
 
-    ``board``, with ``reviews``: the bags of the review page. ``token``: what every request must show; None:
-    nothing. ``hosts``: the names under which a browser may speak to it; None: any.
+    Args:
+        model: The trained classifier.
+        dashboard: The bags of the review page; None: no review page.
+        reviews: The file of reviews, together with ``dashboard``.
+        limits: Limits of one request.
+        token: Bearer token that requests must send; None: no token is needed.
+        hosts: Host names under which a browser may call the server; None: any.
     """
-    allowed = limits or Limits()
-    # one at a time: torch uses the cores by itself, and what waits here can still be cancelled
-    worker = concurrent.futures.ThreadPoolExecutor(1, "model")
-    writer = concurrent.futures.ThreadPoolExecutor(1, "reviews")
+    limits = limits or Limits()
+    workers = Workers(limits.seconds)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        worker.shutdown(cancel_futures=True)
-        writer.shutdown()
+        workers.shutdown()
         if reviews is not None:
             reviews.close()
 
@@ -81,138 +109,122 @@ def make_app(
         title="mipl",
         version=mipl.__version__,
         description="Calibrated predictions for bags of instances.",
-        docs_url=None,  # the usual pages load their code from elsewhere
+        docs_url=None,  # FastAPI's pages load scripts from other sites
         redoc_url=None,
         lifespan=lifespan,
-        default_response_class=Json,
+        default_response_class=AsciiJSONResponse,
     )
-    app.add_middleware(Door, token=token, hosts=hosts)
-    _add_errors(app)
-
-    async def run(what: Callable[[], Result]) -> Result:
-        future = asyncio.get_running_loop().run_in_executor(worker, what)
-        try:
-            return await asyncio.wait_for(future, allowed.seconds)
-        except TimeoutError as error:
-            raise RefusedError(
-                503, f"There was no answer within {allowed.seconds:g} s: send fewer bags, or try again."
-            ) from error
-
-    @app.get("/health", summary="Whether the server answers", responses=_says())
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.get("/model", summary="What the model is, and what one request may ask for", responses=_says(401))
-    async def about() -> dict[str, Any]:
-        return _about(model, allowed)
-
-    @app.post(
-        "/predict",
-        summary="The label, confidence and probabilities of each bag",
-        description='A bag is instances × features. JSON: `{"bags": [[[…], …], …], "ids": […]}`; an `.npy` '
-        "array of one bag, or of several with one more dimension; an HDF5 file with one bag as `features`.",
-        responses=_says(400, 401, 408, 413, 415, 422, 503),
-        openapi_extra={"requestBody": _predict_body()},
-    )
-    async def predict(request: Request) -> Json:
-        body = await _body(request, allowed.bytes, allowed.seconds)
-        kind = request.headers.get("content-type", "")
-
-        def answer() -> dict[str, Any]:
-            bags = read_bags(body, kind, model.feature_shape_, allowed)
-            p = model.predict_proba(bags)
-            return _predictions(model, bags.ids.tolist(), p)
-
-        return Json(await run(answer))
-
-    # read once: what a client writes in an address is compared with names, never opened
-    page = importlib.resources.files("mipl.serve") / "page"
-    for name, kind in PAGE.items():
-        app.get(f"/{name}", include_in_schema=False)(_file((page / name).read_bytes(), kind))
-    index = _docs(app)
-    if board is not None and reviews is not None:
-        index = _file((page / "index.html").read_bytes(), "text/html")
-        _add_reviews(app, board, reviews, run, writer, allowed)
-    app.get("/", include_in_schema=False)(index)
-    app.get("/docs", include_in_schema=False)(_docs(app))
+    app.add_middleware(RequestMiddleware, token=token, hosts=hosts)
+    _add_error_handlers(app)
+    _add_prediction_routes(app, model, workers, limits)
+    if dashboard is not None and reviews is not None:
+        _add_review_routes(app, dashboard, reviews, workers)
+    _add_pages(app, has_review_page=reviews is not None)
     return app
 
 
-def _add_reviews(
-    app: FastAPI,
-    board: Board,
-    reviews: Reviews,
-    run: Callable[[Callable[[], Any]], Any],
-    writer: concurrent.futures.Executor,
-    limits: Limits,
-) -> None:
-    @app.get("/bags", summary="Every bag, the most doubtful first", responses=_says(401, 503))
-    async def overview() -> Json:
-        return Json(await run(lambda: board.overview(reviews.labels())))
+def _add_prediction_routes(app: FastAPI, model: BagClassifier, workers: Workers, limits: Limits) -> None:
+    @app.get("/health", summary="Check that the server is running")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/model", summary="Describe the model and the request limits", responses=error_responses(401))
+    async def describe() -> dict[str, Any]:
+        return _describe(model, limits)
+
+    @app.post(
+        "/predict",
+        summary="Predict the label, confidence and probabilities of each bag",
+        description=PREDICT_DESCRIPTION,
+        responses=error_responses(400, 401, 408, 413, 415, 422, 503),
+        openapi_extra={"requestBody": predict_body()},
+    )
+    async def predict(request: Request) -> AsciiJSONResponse:
+        body = await read_body(request, limits.bytes, limits.seconds)
+        content_type = request.headers.get("content-type", "")
+
+        def answer() -> dict[str, Any]:
+            bags = read_bags(body, content_type, model.feature_shape_, limits)
+            return _predictions(model, bags.ids.tolist(), model.predict_proba(bags))
+
+        return AsciiJSONResponse(await workers.compute(answer))
+
+
+def _add_review_routes(app: FastAPI, dashboard: Dashboard, reviews: Reviews, workers: Workers) -> None:
+    @app.get("/bags", summary="List all bags, the least confident first", responses=error_responses(401, 503))
+    async def overview() -> AsciiJSONResponse:
+        return AsciiJSONResponse(await workers.compute(lambda: dashboard.overview(reviews.labels())))
 
     @app.get(
         "/bags/{place}",
-        summary="One bag with the instances that the model looked at most",
-        responses=_says(401, 404, 422, 503),
+        summary="Show one bag with its instances of highest attention",
+        responses=error_responses(401, 404, 422, 503),
     )
-    async def bag(place: int) -> Json:
-        if not 0 <= place < len(board.bags):
-            raise RefusedError(404, f"There is no bag {place}: there are {len(board.bags)}, counted from 0.")
-        return Json(await run(lambda: board.bag(place)))
+    async def bag(place: int) -> AsciiJSONResponse:
+        count = len(dashboard.bags)
+        if not 0 <= place < count:
+            raise RequestError(404, f"There is no bag {place}: the {count} bags are numbered from 0.")
+        return AsciiJSONResponse(await workers.compute(lambda: dashboard.bag(place)))
 
     @app.post(
         "/reviews",
-        summary="Keep a reviewer's label of a bag; null takes it back",
-        responses=_says(400, 401, 408, 413, 415, 422, 503),
-        openapi_extra={"requestBody": _review_body()},
+        summary="Save a reviewer's label of a bag; null removes it",
+        responses=error_responses(400, 401, 408, 413, 415, 422, 503),
+        openapi_extra={"requestBody": review_body()},
     )
     async def review(request: Request) -> dict[str, Any]:
-        # a page of another site cannot send this type without asking first, and is then refused
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
-            raise RefusedError(415, f"A review is sent as {JSON}.")
-        content = parse_json(await _body(request, REVIEW_BYTES, limits.seconds))
-        bag_id, label = content.get("bag_id"), content.get("label")
-        named = isinstance(bag_id, str) and (label is None or isinstance(label, str))
-        if not named or content.keys() != {"bag_id", "label"}:
-            raise RefusedError(422, "A review has 'bag_id', a text, and 'label', a class or null.")
-        # its own thread: a review waits for no prediction, and once begun it is not given up
-        await asyncio.get_running_loop().run_in_executor(writer, lambda: reviews.add(str(bag_id), label))
+        bag_id, label = await _read_review(request, workers.seconds)
+        await workers.write(lambda: reviews.add(bag_id, label))
         return {"bag_id": bag_id, "label": label, "reviewed": len(reviews.labels())}
 
     @app.get(
         "/reviews.csv",
-        summary="The reviews as a label table for 'mipl fit --labels'",
-        responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}, **_says(401, 422)},
+        summary="Export the reviews as a label table for 'mipl fit --labels'",
+        responses={
+            200: {"content": {"text/csv": {"schema": {"type": "string"}}}},
+            **error_responses(401, 422),
+        },
         response_class=Response,
     )
     async def export() -> Response:
-        text = board.table(reviews.labels())
         return Response(
-            text.encode("utf-8"),
+            dashboard.label_table(reviews.labels()).encode("utf-8"),
             media_type="text/csv",
             headers={"Content-Disposition": 'attachment; filename="reviews.csv"'},
         )
 
 
-async def _body(request: Request, most: int, seconds: float) -> bytes:
-    """Return the body, which may be neither larger than ``most`` bytes nor slower than ``seconds``."""
-    too_large = RefusedError(413, f"The body is above the limit of {most} bytes: send less at a time.")
-    said = request.headers.get("content-length", "")
-    if said.isdecimal() and int(said) > most:
-        raise too_large
-    parts, size = [], 0
-    try:
-        async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                size += len(part)
-                if size > most:
-                    raise too_large
-                parts.append(part)
-    except TimeoutError as error:
-        raise RefusedError(408, f"The body did not arrive within {seconds:g} s.") from error
-    except ClientDisconnect as error:
-        raise RefusedError(400, "The client left before its body had arrived.") from error
-    return b"".join(parts)
+async def _read_review(request: Request, seconds: float) -> tuple[str, str | None]:
+    """Return the bag's id and the label, or None to remove the label, of a review."""
+    # a page of another site cannot send this content type without a preflight request, which is refused
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise RequestError(415, f"Send a review as {JSON}.")
+    content = parse_json(await read_body(request, MAX_REVIEW_BYTES, seconds))
+    bag_id, label = content.get("bag_id"), content.get("label")
+    valid_label = label is None or isinstance(label, str)
+    if not isinstance(bag_id, str) or not valid_label or content.keys() != {"bag_id", "label"}:
+        raise RequestError(422, "A review has the fields 'bag_id', a string, and 'label', a class or null.")
+    return bag_id, label
+
+
+def _add_pages(app: FastAPI, has_review_page: bool) -> None:
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(docs_page(app.openapi()))
+
+    # read once: paths from a client are only compared with these names and never opened
+    folder = importlib.resources.files("mipl.serve") / "page"
+    for name, media_type in ASSETS.items():
+        app.get(f"/{name}", include_in_schema=False)(_file((folder / name).read_bytes(), media_type))
+    index = _file((folder / "index.html").read_bytes(), "text/html") if has_review_page else docs
+    app.get("/", include_in_schema=False)(index)
+    app.get("/docs", include_in_schema=False)(docs)
+
+
+def _file(content: bytes, media_type: str) -> Callable[[], Awaitable[Response]]:
+    async def file() -> Response:
+        return Response(content, media_type=media_type)
+
+    return file
 
 
 def _predictions(model: BagClassifier, ids: list[str], probabilities: Any) -> dict[str, Any]:
@@ -227,7 +239,7 @@ def _predictions(model: BagClassifier, ids: list[str], probabilities: Any) -> di
     }
 
 
-def _about(model: BagClassifier, limits: Limits) -> dict[str, Any]:
+def _describe(model: BagClassifier, limits: Limits) -> dict[str, Any]:
     calibration = model.calibration_
     return {
         "method": model._method_name(),
@@ -236,119 +248,33 @@ def _about(model: BagClassifier, limits: Limits) -> dict[str, Any]:
         "feature_names": model.trained_on_.get("feature_names"),
         "trained_on": {name: model.trained_on_[name] for name in ("bags", "instances", "candidates_per_bag")},
         "calibrated_by": None if calibration is None else calibration.by,
-        "limits": {
-            "bytes": limits.bytes,
-            "bags": limits.bags,
-            "instances": limits.instances,
-            "seconds": limits.seconds,
-        },
+        "limits": dataclasses.asdict(limits),
         "version": mipl.__version__,
     }
 
 
-# ---- errors and documents ------------------------------------------------------------------------------
+def _add_error_handlers(app: FastAPI) -> None:
+    def respond(status: int, detail: str, headers: Any = None) -> AsciiJSONResponse:
+        return AsciiJSONResponse({"detail": detail}, status, headers)
 
+    async def mipl_error(_: Request, error: Exception) -> AsciiJSONResponse:
+        if isinstance(error, RequestError):
+            # the rest of a body that timed out is not waited for
+            headers = {"connection": "close"} if error.status == 408 else None
+            return respond(error.status, str(error), headers)
+        return respond(503 if isinstance(error, StorageError) else 422, str(error))
 
-def _add_errors(app: FastAPI) -> None:
-    def sentence(status: int, text: str, headers: Any = None) -> Json:
-        return Json({"detail": text}, status, headers)
-
-    async def mended(_: Request, error: Exception) -> Json:
-        if isinstance(error, RefusedError):
-            # the rest of a body that was given up is not waited for
-            return sentence(
-                error.status, str(error), {"connection": "close"} if error.status == 408 else None
-            )
-        return sentence(503 if isinstance(error, StorageError) else 422, str(error))
-
-    async def plain(_: Request, error: Exception) -> Json:
+    async def http_error(_: Request, error: Exception) -> AsciiJSONResponse:
         assert isinstance(error, HTTPException)
-        return sentence(error.status_code, STATUSES.get(error.status_code, str(error.detail)), error.headers)
+        detail = STATUSES.get(error.status_code, str(error.detail))
+        return respond(error.status_code, detail, error.headers)
 
-    async def invalid(_: Request, error: Exception) -> Json:
+    async def validation_error(_: Request, error: Exception) -> AsciiJSONResponse:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        return sentence(422, f"{where}: {first['msg']}.")
+        field = ".".join(str(part) for part in first["loc"])
+        return respond(422, f"{field}: {first['msg']}.")
 
-    app.add_exception_handler(MiplError, mended)
-    app.add_exception_handler(HTTPException, plain)
-    app.add_exception_handler(RequestValidationError, invalid)
-
-
-def _says(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI entries of refusals: one sentence each."""
-    schema = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
-    return {
-        status: {"description": STATUSES[status], "content": {JSON: {"schema": schema}}}
-        for status in statuses
-    }
-
-
-def _predict_body() -> dict[str, Any]:
-    numbers = {"type": "array", "items": {}}
-    binary = {"schema": {"type": "string", "format": "binary"}}
-    bags = {
-        "type": "object",
-        "properties": {
-            "bags": {
-                "type": "array",
-                "minItems": 1,
-                "items": {"type": "array", "minItems": 1, "items": numbers},
-            },
-            "ids": {"type": "array", "items": {"type": "string", "minLength": 1}},
-            "feature_names": {"type": "array", "items": {"type": "string", "minLength": 1}},
-        },
-        "required": ["bags"],
-        "additionalProperties": False,
-    }
-    return {"required": True, "content": {JSON: {"schema": bags}, NPY: binary, HDF5: binary}}
-
-
-def _review_body() -> dict[str, Any]:
-    properties = {"bag_id": {"type": "string"}, "label": {"type": ["string", "null"]}}
-    schema = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-    return {"required": True, "content": {JSON: {"schema": schema}}}
-
-
-def _file(content: bytes, kind: str) -> Callable[[], Any]:
-    async def file() -> Response:
-        return Response(content, media_type=kind)
-
-    return file
-
-
-def _docs(app: FastAPI) -> Callable[[], Any]:
-    async def docs() -> HTMLResponse:
-        """Return the OpenAPI document as a page that needs nothing else."""
-        parts = []
-        for path, methods in app.openapi()["paths"].items():
-            for method, about in methods.items():
-                kinds = ", ".join(about.get("requestBody", {}).get("content", {}))
-                answers = "".join(
-                    f"<dt>{status}</dt><dd>{html.escape(answer['description'])}</dd>"
-                    for status, answer in sorted(about["responses"].items())
-                )
-                said = html.escape(f"{about['summary']}. {about.get('description', '')}")
-                said = re.sub("`(.+?)`", r"<code>\1</code>", said)
-                parts.append(
-                    f"<section class=card><h2><code>{method.upper()} {html.escape(path)}</code></h2>"
-                    f"<p>{said}</p>"
-                    + (f"<p>Body: {html.escape(kinds)}</p>" if kinds else "")
-                    + f"<dl>{answers}</dl></section>"
-                )
-        return HTMLResponse(DOCS.format(body="".join(parts)))
-
-    return docs
-
-
-DOCS = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>mipl: HTTP interface</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
-<meta name="color-scheme" content="light dark"><link rel="stylesheet" href="/page.css"></head>
-<body><header><h1>mipl</h1><p>For programs: <a href="/openapi.json">openapi.json</a></p></header>
-<main class="docs">{body}</main></body></html>"""
+    app.add_exception_handler(MiplError, mipl_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, validation_error)

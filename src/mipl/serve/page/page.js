@@ -1,23 +1,23 @@
 "use strict";
-// The page's state is what the server said, the threshold, the filter and the selected bag; all else is drawn from it.
+// The state is the server's answer, the threshold, the filter and the selected bag; everything is rendered from it.
 
 const $ = (id) => document.getElementById(id);
-const KEYS = [..."123456789abcdefghijklmnopqrstuvwxyz"]; // of the classes, in their order
-const STEP = 100; // rows drawn at a time
+const KEYS = [..."123456789abcdefghijklmnopqrstuvwxyz"]; // one per class, in their order
+const PAGE_SIZE = 100; // rows shown at a time
 
-let board = null; // what GET /bags answered; bags are sorted by doubt
-let shown = STEP;
-let selected = null; // an entry of board.bags
-let wanted = null; // the place of the bag whose instances were asked for
-let pictured = null; // and of the one whose instances are on the page
-const given = []; // entries labelled in this session, the last one last
-let saving = Promise.resolve(); // reviews are sent one after the other
+let overview = null; // the answer of GET /bags; the least confident bags are first
+let shown = PAGE_SIZE;
+let selected = null; // an entry of overview.bags
+let requested = null; // the place of the bag whose instances were requested
+let displayed = null; // the place of the bag whose instances are displayed
+const labelled = []; // entries labelled on this page, the latest last
+let saving = Promise.resolve(); // reviews are sent one after another
 
-const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}%`;
+const percent = (fraction, digits = 1) => `${(100 * fraction).toFixed(digits)}%`;
 const threshold = () => Number($("threshold").value);
 const decision = (bag) => (bag.confidence >= threshold() ? "report" : "review");
 const filter = () => document.querySelector("input[name=filter]:checked").value;
-const visible = () => board.bags.filter((bag) => filter() === "all" || decision(bag) === filter());
+const visible = () => overview.bags.filter((bag) => filter() === "all" || decision(bag) === filter());
 
 function make(tag, text = "", name = "") {
   const element = document.createElement(tag);
@@ -33,80 +33,80 @@ function draw(svg, tag, attributes, text = "") {
   svg.append(element);
 }
 
-// ---- the server --------------------------------------------------------------------------------------
+// ---- requests ----------------------------------------------------------------------------------------
 
-async function ask(path, options = {}) {
+async function request(path, options = {}) {
   const headers = { ...options.headers };
   const token = sessionStorage.getItem("token");
   if (token) headers.Authorization = `Bearer ${token}`;
-  let answer;
+  let response;
   try {
-    answer = await fetch(path, { ...options, headers });
+    response = await fetch(path, { ...options, headers });
   } catch {
-    throw new Error("The server does not answer.");
+    throw new Error("The server does not respond.");
   }
-  if (answer.ok) return answer;
-  let sentence = `The server answered ${answer.status}.`;
+  if (response.ok) return response;
+  let detail = `The server responded with status ${response.status}.`;
   try {
-    sentence = (await answer.json()).detail;
-  } catch { /* no sentence came with it */ }
-  const error = new Error(sentence);
-  error.status = answer.status;
+    detail = (await response.json()).detail;
+  } catch { /* the response is not JSON */ }
+  const error = new Error(detail);
+  error.status = response.status;
   throw error;
 }
 
-function complain(error) {
+function showError(error) {
   $("problem").textContent = error ? error.message : "";
   $("problem").hidden = !error;
   if (error && error.status === 401) {
-    $("door").hidden = false;
+    $("login").hidden = false;
     $("token").focus();
   }
 }
 
 async function load() {
   try {
-    board = await (await ask("/bags")).json();
+    overview = await (await request("/bags")).json();
   } catch (error) {
     $("progress").textContent = "";
-    complain(error);
+    showError(error);
     return;
   }
-  complain(null);
-  $("door").hidden = true;
-  $("board").hidden = $("keys").hidden = false;
-  $("warning").textContent = board.warning || "";
-  $("warning").hidden = !board.warning;
-  const last = KEYS[Math.min(board.classes.length, KEYS.length) - 1];
-  $("label-keys").textContent = board.classes.length > 9 ? `1–9, a–${last}` : `1–${last}`;
-  if (!board.bags.some((bag) => decision(bag) === "report")) { // start where half of the bags are reported
-    $("threshold").value = Math.floor(1000 * board.bags[Math.floor(board.bags.length / 2)].confidence) / 1000;
+  showError(null);
+  $("login").hidden = true;
+  $("dashboard").hidden = $("keys").hidden = false;
+  $("warning").textContent = overview.warning || "";
+  $("warning").hidden = !overview.warning;
+  const last = KEYS[Math.min(overview.classes.length, KEYS.length) - 1];
+  $("label-keys").textContent = overview.classes.length > 9 ? `1–9, a–${last}` : `1–${last}`;
+  if (!overview.bags.some((bag) => decision(bag) === "report")) { // start with half of the bags reported
+    $("threshold").value = Math.floor(1000 * overview.bags[Math.floor(overview.bags.length / 2)].confidence) / 1000;
   }
   drawReliability();
   makeClasses();
-  selected = board.bags.find((bag) => bag.review === null) || board.bags[0];
+  selected = overview.bags.find((bag) => bag.review === null) || overview.bags[0];
   render();
 }
 
 // ---- labels ------------------------------------------------------------------------------------------
 
 function label(place) {
-  // not of a bag that is still on its way: what the reviewer sees is then another one
-  if (pictured === selected.place && !selected.pending) review(selected, place);
+  // not while the selected bag is loading: the reviewer still sees another one
+  if (displayed === selected.place && !selected.pending) review(selected, place);
 }
 
 function review(bag, label) {
-  if (label !== null) given.push(bag);
+  if (label !== null) labelled.push(bag);
   bag.pending = true;
   saving = saving.then(async () => {
     try {
-      const body = { bag_id: bag.bag_id, label: label === null ? null : board.classes[label] };
+      const body = { bag_id: bag.bag_id, label: label === null ? null : overview.classes[label] };
       const headers = { "Content-Type": "application/json" };
-      await ask("/reviews", { method: "POST", headers, body: JSON.stringify(body) });
-      bag.review = label; // only now: it is on the server's disk
-      complain(null);
+      await request("/reviews", { method: "POST", headers, body: JSON.stringify(body) });
+      bag.review = label; // only now is it on the server's disk
+      showError(null);
     } catch (error) {
-      complain(new Error(`Bag ${bag.bag_id} was not saved. ${error.message}`));
+      showError(new Error(`Bag ${bag.bag_id} was not saved. ${error.message}`));
     }
     bag.pending = false;
     render();
@@ -117,8 +117,8 @@ function review(bag, label) {
   render();
 }
 
-function takeBack() {
-  const bag = given.pop() || (selected && selected.review !== null ? selected : null);
+function undo() {
+  const bag = labelled.pop() || (selected && selected.review !== null ? selected : null);
   if (bag) review(bag, null);
 }
 
@@ -126,67 +126,67 @@ async function save() {
   try {
     await saving;
     const link = make("a");
-    link.href = URL.createObjectURL(await (await ask("/reviews.csv")).blob());
+    link.href = URL.createObjectURL(await (await request("/reviews.csv")).blob());
     link.download = "reviews.csv";
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-    complain(null);
+    showError(null);
   } catch (error) {
-    complain(error);
+    showError(error);
   }
 }
 
-// ---- drawing -----------------------------------------------------------------------------------------
+// ---- rendering ---------------------------------------------------------------------------------------
 
 function render() {
   renderPoint();
   renderList();
   renderBag();
-  const done = board.bags.filter((bag) => bag.review !== null).length;
-  const pending = board.bags.filter((bag) => bag.pending).length;
+  const done = overview.bags.filter((bag) => bag.review !== null).length;
+  const pending = overview.bags.filter((bag) => bag.pending).length;
   $("progress").textContent =
-    `${done} of ${board.bags.length} bags reviewed` + (pending ? `, saving ${pending}…` : "");
+    `${done} of ${overview.bags.length} bags reviewed` + (pending ? `, saving ${pending}…` : "");
 }
 
 function renderPoint() {
-  const reported = board.bags.filter((bag) => decision(bag) === "report");
-  const doubt = reported.reduce((sum, bag) => sum + 1 - bag.confidence, 0);
+  const reported = overview.bags.filter((bag) => decision(bag) === "report");
+  const expected = reported.reduce((sum, bag) => sum + 1 - bag.confidence, 0);
   $("at").textContent = percent(threshold());
-  $("coverage").textContent = percent(reported.length / board.bags.length);
-  $("coverage-note").textContent = `${reported.length} of ${board.bags.length} bags reported`;
-  $("expected").textContent = reported.length ? percent(doubt / reported.length) : "–";
+  $("coverage").textContent = percent(reported.length / overview.bags.length);
+  $("coverage-note").textContent = `${reported.length} of ${overview.bags.length} bags reported`;
+  $("expected").textContent = reported.length ? percent(expected / reported.length) : "–";
   const counts = {
-    all: board.bags.length,
-    review: board.bags.length - reported.length,
+    all: overview.bags.length,
+    review: overview.bags.length - reported.length,
     report: reported.length,
   };
   for (const input of document.querySelectorAll("input[name=filter]")) {
     input.nextElementSibling.querySelector("b").textContent = counts[input.value];
   }
-  $("known").hidden = !board.measured;
-  if (!board.measured) return;
-  // rows fall in threshold: the last one that is still reached holds the counts
-  const at = board.measured.filter((row) => row.threshold >= threshold()).pop();
+  $("measured-error").hidden = !overview.measured;
+  if (!overview.measured) return;
+  // rows are in descending order of threshold: the last one at or above it has the counts
+  const at = overview.measured.filter((row) => row.threshold >= threshold()).pop();
   $("measured").textContent = at ? percent(at.errors / at.reported) : "–";
   $("bound").textContent = at
     ? `${at.errors} of ${at.reported} wrong; at most ${percent(at.bound)} with probability ` +
-      `${percent(1 - board.delta, 0)}, if this threshold was fixed beforehand`
+      `${percent(1 - overview.delta, 0)}, if this threshold was fixed beforehand`
     : "no labelled bag is reported";
 }
 
 function renderList() {
   const rows = visible();
   const place = rows.indexOf(selected);
-  if (place >= shown) shown = place + STEP;
+  if (place >= shown) shown = place + PAGE_SIZE;
   $("bags").replaceChildren(...rows.slice(0, shown).map((bag) => {
     const row = make("tr");
-    const said = bag.pending ? "saving…" : bag.review === null ? "" : board.classes[bag.review];
+    const reviewed = bag.pending ? "saving…" : bag.review === null ? "" : overview.classes[bag.review];
     row.append(
       make("td", bag.bag_id),
-      make("td", board.classes[bag.label]),
+      make("td", overview.classes[bag.label]),
       make("td", percent(bag.confidence), "number"),
       make("td", decision(bag), decision(bag)),
-      make("td", said, "said"),
+      make("td", reviewed, "reviewed"),
     );
     if (bag === selected) row.setAttribute("aria-current", "true");
     row.addEventListener("click", () => select(bag));
@@ -194,7 +194,7 @@ function renderList() {
   }));
   $("more").hidden = rows.length <= shown;
   $("more").textContent = `Show more (${rows.length - shown})`;
-  $("nothing").hidden = rows.length > 0;
+  $("empty").hidden = rows.length > 0;
   const current = $("bags").children[place];
   if (current) keepInView(current);
 }
@@ -221,25 +221,25 @@ async function renderBag() {
   for (const button of $("classes").children) {
     button.setAttribute("aria-pressed", String(Number(button.value) === bag.review));
   }
-  // not before: a reviewer who is told the answer gives no opinion
+  // only after the review, so that it does not influence the reviewer
   $("truth").textContent =
-    bag.truth !== null && bag.review !== null ? `true label: ${board.classes[bag.truth]}` : "";
-  $("bag").setAttribute("aria-busy", String(pictured !== bag.place));
-  if (wanted === bag.place) return;
-  wanted = bag.place;
+    bag.truth !== null && bag.review !== null ? `true label: ${overview.classes[bag.truth]}` : "";
+  $("bag").setAttribute("aria-busy", String(displayed !== bag.place));
+  if (requested === bag.place) return;
+  requested = bag.place;
   let about;
   try {
-    about = await (await ask(`/bags/${bag.place}`)).json();
+    about = await (await request(`/bags/${bag.place}`)).json();
   } catch (error) {
-    wanted = null;
-    complain(error);
+    requested = null;
+    showError(error);
     return;
   }
   if (selected === bag) renderContent(bag, about);
 }
 
 function makeClasses() {
-  $("classes").replaceChildren(...board.classes.map((name, j) => {
+  $("classes").replaceChildren(...overview.classes.map((name, j) => {
     const button = make("button");
     button.type = "button";
     button.value = j;
@@ -251,19 +251,20 @@ function makeClasses() {
 }
 
 function renderContent(bag, about) {
-  pictured = bag.place;
+  displayed = bag.place;
   $("bag").setAttribute("aria-busy", "false");
   const facts = [`${about.size} instance${about.size === 1 ? "" : "s"}`];
   if (about.candidates) facts.push(`candidates: ${about.candidates.join(", ")}`);
   $("facts").textContent = facts.join(" · ");
   [...$("classes").children].forEach((button, j) => {
-    const share = percent(about.probabilities[j]);
-    button.style.setProperty("--share", share);
-    button.lastElementChild.textContent = share;
+    const probability = percent(about.probabilities[j]);
+    button.style.setProperty("--fraction", probability);
+    button.lastElementChild.textContent = probability;
   });
-  const looked = about.instances[0].attention !== null;
-  const some = about.instances.length < about.size ? `${about.instances.length} of ${about.size} instances` : "Instances";
-  $("instances-title").textContent = looked ? `${some}, by attention` : `${some} (this method has no attention)`;
+  const hasAttention = about.instances[0].attention !== null;
+  const title = about.instances.length < about.size ? `${about.instances.length} of ${about.size} instances` : "Instances";
+  $("instances-title").textContent = hasAttention
+    ? `${title}, by attention` : `${title} (this method has no attention)`;
   $("instances").className = about.instances[0].pixels ? "" : "vectors";
   const most = Math.max(...about.instances.map((one) => one.attention || 0)) || 1;
   $("instances").replaceChildren(...about.instances.map((one) => instance(one, most)));
@@ -277,7 +278,7 @@ function instance(one, most) {
     caption.append(make("b", percent(one.attention)));
     const weight = make("span", "", "weight");
     const bar = make("i");
-    bar.style.setProperty("--share", percent(one.attention / most));
+    bar.style.setProperty("--fraction", percent(one.attention / most));
     weight.append(bar);
     caption.append(weight);
   }
@@ -317,9 +318,9 @@ function paint(width, height, colour) {
 function drawMap(instances, most) {
   const map = $("map");
   map.replaceChildren();
-  const flat = instances.length > 1 && instances.every((one) => one.coordinates && one.coordinates.length === 2);
-  map.toggleAttribute("hidden", !flat); // an SVG has no property of this name
-  if (!flat) return;
+  const placed = instances.length > 1 && instances.every((one) => one.coordinates && one.coordinates.length === 2);
+  map.toggleAttribute("hidden", !placed); // SVG elements have no such property
+  if (!placed) return;
   const xs = instances.map((one) => one.coordinates[0]);
   const ys = instances.map((one) => one.coordinates[1]);
   const wide = Math.max(Math.max(...xs) - Math.min(...xs), Math.max(...ys) - Math.min(...ys)) || 1;
@@ -335,11 +336,11 @@ function drawMap(instances, most) {
 }
 
 function drawReliability() {
-  $("reliability").hidden = !board.reliability;
-  if (!board.reliability) return;
+  $("reliability").hidden = !overview.reliability;
+  if (!overview.reliability) return;
   const svg = $("reliability").querySelector("svg");
   svg.replaceChildren();
-  const { edges, count, confidence, accuracy, ece } = board.reliability;
+  const { edges, count, confidence, accuracy, ece } = overview.reliability;
   const x = (v) => 34 + 200 * v;
   const y = (v) => 156 - 148 * v;
   accuracy.forEach((value, r) => {
@@ -347,7 +348,7 @@ function drawReliability() {
     draw(svg, "rect", { x: x(edges[r]), y: y(value), width: 200 * (edges[r + 1] - edges[r]), height: 148 * value, class: "accuracy" });
     draw(svg, "line", { x1: x(edges[r]), x2: x(edges[r + 1]), y1: y(confidence[r]), y2: y(confidence[r]), class: "mean" });
   });
-  draw(svg, "path", { d: `M${x(0)} ${y(0)}L${x(1)} ${y(1)}`, class: "even" });
+  draw(svg, "path", { d: `M${x(0)} ${y(0)}L${x(1)} ${y(1)}`, class: "diagonal" });
   draw(svg, "path", { d: `M${x(0)} ${y(1)}V${y(0)}H${x(1)}`, class: "axis" });
   for (const v of [0, 0.5, 1]) {
     draw(svg, "text", { x: x(v), y: 169, "text-anchor": v === 1 ? "end" : "middle" }, percent(v, 0));
@@ -355,7 +356,7 @@ function drawReliability() {
   }
   draw(svg, "text", { x: x(0.5), y: 184, "text-anchor": "middle" }, "confidence");
   $("reliability-text").textContent =
-    `Bars: share right; orange: mean confidence; on the dashed line both agree. ECE ${percent(ece)}.`;
+    `Bars: accuracy; orange: mean confidence; dashed: perfect calibration. ECE ${percent(ece)}.`;
 }
 
 // ---- keys --------------------------------------------------------------------------------------------
@@ -368,16 +369,16 @@ function move(by) {
 }
 
 function onKey(event) {
-  if (!board || event.ctrlKey || event.altKey || event.metaKey || event.target.type === "password") return;
-  const own = ["range", "radio"].includes(event.target.type); // they have a use for the arrows themselves
+  if (!overview || event.ctrlKey || event.altKey || event.metaKey || event.target.type === "password") return;
+  const own = ["range", "radio"].includes(event.target.type); // they handle the arrow keys themselves
   const place = KEYS.indexOf(event.key.toLowerCase());
-  if (place >= 0 && place < board.classes.length) {
+  if (place >= 0 && place < overview.classes.length) {
     if (!event.repeat) label(place);
   } else if (event.key === "ArrowDown" && !own) move(1);
   else if (event.key === "ArrowUp" && !own) move(-1);
   else if (event.key === "PageDown" && !own) move(10);
   else if (event.key === "PageUp" && !own) move(-10);
-  else if (event.key === "Backspace") takeBack();
+  else if (event.key === "Backspace") undo();
   else if (["+", "=", "-", "−"].includes(event.key)) {
     $("threshold").value = threshold() + (event.key === "+" || event.key === "=" ? 0.01 : -0.01);
     render();
@@ -390,7 +391,7 @@ function onKey(event) {
 }
 
 function onFilter() {
-  shown = STEP;
+  shown = PAGE_SIZE;
   const rows = visible();
   if (rows.length && !rows.includes(selected)) selected = rows[0];
   render();
@@ -400,11 +401,11 @@ document.addEventListener("keydown", onKey);
 $("threshold").addEventListener("input", () => render());
 $("filter").addEventListener("change", onFilter);
 $("more").addEventListener("click", () => {
-  shown += STEP;
+  shown += PAGE_SIZE;
   renderList();
 });
 $("export").addEventListener("click", save);
-$("door").addEventListener("submit", (event) => {
+$("login").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("token", $("token").value);
   load();

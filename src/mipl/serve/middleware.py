@@ -1,4 +1,4 @@
-"""What every request passes: checks of host and token, a line in the log, headers against other sources."""
+"""What applies to every request: host and token checks, the access log, and security headers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOG = logging.getLogger("mipl.serve")
-OPEN = {"/health", "/", "/page.js", "/page.css"}  # they hold no data, and the page asks for the token itself
-HEADERS = [
+PUBLIC_PATHS = {"/health", "/", "/page.js", "/page.css"}  # without data; the page itself asks for the token
+SECURITY_HEADERS = [
     (
         b"content-security-policy",
         b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -24,8 +24,8 @@ HEADERS = [
 ]
 
 
-class JsonLines(logging.Formatter):
-    """One JSON object a line; what a client wrote is escaped, so that no line can be forged."""
+class JsonFormatter(logging.Formatter):
+    """Format a log record as one line of JSON; client input is escaped, so it cannot forge a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -41,62 +41,69 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
-class Door:
-    """Middleware around the whole application."""
+class RequestMiddleware:
+    """ASGI middleware around the whole application.
+
+    Args:
+        app: The application.
+        token: Bearer token that requests must send; None: no token is needed.
+        hosts: Host names under which the server answers; None: any.
+    """
 
     def __init__(self, app: ASGIApp, token: str | None, hosts: frozenset[str] | None) -> None:
         self.app, self.hosts = app, hosts
-        self.token = None if token is None else f"Bearer {token}".encode()
+        self.authorization = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begun, status, answered = time.perf_counter(), 500, False
+        start, status, answered = time.perf_counter(), 500, False
 
-        async def noting(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status, answered
             if message["type"] == "http.response.start":
                 status, answered = message["status"], True
-                message = {**message, "headers": [*message.get("headers", []), *HEADERS]}
+                message = {**message, "headers": [*message.get("headers", []), *SECURITY_HEADERS]}
             await send(message)
 
         try:
             if (refusal := self._refusal(scope)) is not None:
-                await _answer(noting, *refusal)
+                await _send_error(send_with_headers, *refusal)
             else:
-                await self.app(scope, receive, noting)
+                await self.app(scope, receive, send_with_headers)
         except Exception:
             LOG.exception("failure")
             if not answered:
-                await _answer(noting, 500, "The server failed on this request; its log says why.")
+                await _send_error(send_with_headers, 500, "Internal server error; see the server's log.")
         finally:
             fields = {
                 "method": scope["method"],
                 "path": scope["path"],
                 "status": status,
-                "milliseconds": round(1000 * (time.perf_counter() - begun), 2),
+                "milliseconds": round(1000 * (time.perf_counter() - start), 2),
                 "client": (scope.get("client") or ("", 0))[0],
             }
             LOG.info("request", extra={"fields": fields})
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        """Return the status and message with which a request is refused, or None if it is allowed."""
         headers = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1").rpartition("@")[2]
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
         if self.hosts is not None and name.strip("[]").lower() not in self.hosts:
-            # else a page on the web, under a name that leads here, could read what is served
-            return 421, "This server answers on its own machine only: call it as localhost or 127.0.0.1."
-        if self.token is not None and scope["path"] not in OPEN:
-            given = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, self.token):
-                return 401, "The token is missing or wrong: send the header 'Authorization: Bearer TOKEN'."
+            # DNS rebinding: a web page whose host name resolves to this machine could read the answers
+            return 421, "This server only answers local requests: use localhost or 127.0.0.1 as the host."
+        if self.authorization is None or scope["path"] in PUBLIC_PATHS:
+            return None
+        if not hmac.compare_digest(headers.get(b"authorization", b""), self.authorization):
+            return 401, "The token is missing or wrong: send the header 'Authorization: Bearer TOKEN'."
         return None
 
 
-async def _answer(send: Send, status: int, sentence: str) -> None:
-    body = json.dumps({"detail": sentence}).encode("ascii")
+async def _send_error(send: Send, status: int, detail: str) -> None:
+    body = json.dumps({"detail": detail}).encode("ascii")
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
