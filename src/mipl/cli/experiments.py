@@ -261,6 +261,7 @@ def results(
 ) -> None:
     """Show the results in a folder of records, means over splits, with the paper's beside them."""
     from mipl.experiments.runner import is_present
+    from mipl.paper.printed import paper_results
     from mipl.records.pack import write_pack
     from mipl.records.store import Store
     from mipl.records.table import write_table
@@ -289,7 +290,7 @@ def results(
             "left out.",
             file=sys.stderr,
         )
-    rows = result_rows(records, is_present)
+    rows = result_rows(records, is_present, paper_results())
     if as_json:
         print_json(rows)
     elif as_markdown:

@@ -46,8 +46,8 @@ def reproduce(
     as_json: JsonOpt = False,
 ) -> None:
     """Make a table or figure of the paper again, ours beside the paper's; finished runs are kept."""
-    from mipl.experiments.paper import Options
-    from mipl.experiments.paper import reproduce as make
+    from mipl.paper.reproduce import Options
+    from mipl.paper.reproduce import reproduce as make
 
     if records is not None and draw_only and not records.is_dir():
         raise SettingError(f"{records} is not a folder of records.")
@@ -98,7 +98,7 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that 'mipl reproduce' wrote to.")],
 ) -> None:
     """Join everything reproduced in a folder in one page, with the provenance of every number."""
-    from mipl.experiments.paper import names
-    from mipl.reports.page import write_page
+    from mipl.paper.page import write_page
+    from mipl.paper.reproduce import names
 
     typer.echo(f"Page: {write_page(folder, names())}")

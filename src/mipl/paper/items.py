@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from mipl.reports.claims import BASELINE, BENCHMARKS, CRC, EVERY, OURS, Sets
-from mipl.reports.paper import (
-    FAMILIES,
-    NINE,
-    QUICK_SET,
-    ROWS,
-    Item,
-    draw_head_vs_loss,
-    draw_table,
-    heads,
-    plain,
-)
-from mipl.reports.paper_figures import (
+from mipl.paper.claims import BASELINE, BENCHMARKS, CRC, EVERY, OURS, Sets
+from mipl.paper.figures import (
     GAMMAS,
     RANKED,
     draw_bars,
@@ -28,7 +17,18 @@ from mipl.reports.paper_figures import (
     gamma,
     noisy,
 )
-from mipl.reports.paper_training import (
+from mipl.paper.tables import (
+    FAMILIES,
+    NINE,
+    QUICK_SET,
+    ROWS,
+    Item,
+    draw_head_vs_loss,
+    draw_table,
+    heads,
+    plain,
+)
+from mipl.paper.training_figures import (
     SHARES,
     TIMED,
     draw_cost,

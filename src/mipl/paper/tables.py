@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from mipl.reports.claims import (
+from mipl.paper.claims import (
     BASELINE,
     EARLIER,
     EVERY,
@@ -18,8 +18,8 @@ from mipl.reports.claims import (
     baseline_of,
     claims_table,
 )
-from mipl.reports.results import paper_results
-from mipl.reports.runs import Mean, Runs, Settings, Want, mark_of, method_title, set_title
+from mipl.paper.printed import paper_results
+from mipl.paper.runs import Mean, Runs, Settings, Want, mark_of, method_title, set_title
 from mipl.reports.tables import Cell, Table, number
 
 Variant = tuple[str, Settings]  # a method and the settings that are not its own

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mipl.reports.results import paper_results
+from mipl.paper.printed import paper_results
 from mipl.reports.tables import Cell, Table
 
 Values = Mapping[tuple[str, int | None, str, str], float]  # (data set, r, method, metric) -> mean

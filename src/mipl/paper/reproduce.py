@@ -14,13 +14,13 @@ from mipl.data.splits import split_digest
 from mipl.errors import MiplError, SettingError, suggest
 from mipl.experiments.engines import run_jobs
 from mipl.experiments.runner import Job, is_present, split_of
+from mipl.paper.claims import CRC
+from mipl.paper.items import ITEMS
+from mipl.paper.page import write_page, write_product
+from mipl.paper.runs import Runs, Want, is_embedded, is_stand_in, set_title
+from mipl.paper.tables import QUICK_SET, Product
 from mipl.records.store import Store
 from mipl.reports import figures
-from mipl.reports.claims import CRC
-from mipl.reports.items import ITEMS
-from mipl.reports.page import write_page, write_product
-from mipl.reports.paper import QUICK_SET, Product
-from mipl.reports.runs import Runs, Want, is_embedded, is_stand_in, set_title
 from mipl.reports.tables import Cell, Table
 
 # Where the raw files of a data set are looked for below --raw, after a folder of its own name.

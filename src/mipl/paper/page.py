@@ -11,10 +11,10 @@ from markupsafe import Markup
 
 from mipl.errors import DataError
 from mipl.files import atomic_file, atomic_folder, read_json, write_json
+from mipl.paper.runs import method_title, set_title
+from mipl.paper.tables import Product
 from mipl.records.store import Record
 from mipl.reports import figures
-from mipl.reports.paper import Product
-from mipl.reports.runs import method_title, set_title
 from mipl.reports.tables import Table, as_csv, latex, markdown
 
 FORMAT = "mipl-reproduced-1"
@@ -70,7 +70,7 @@ def write_page(folder: Path, order: Sequence[str] = ()) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template("report.html.jinja").render(parts=parts)
+    page = environment.get_template("page.html.jinja").render(parts=parts)
     path = folder / "index.html"
     with atomic_file(path) as temporary:
         temporary.write_text(page, encoding="utf-8")

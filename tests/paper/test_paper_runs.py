@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from made_up import record
 
+from mipl.paper.runs import Runs, Want, mark_of, method_title, set_title
 from mipl.records.store import Store
-from mipl.reports.runs import Runs, Want, mark_of, method_title, set_title
 
 BIRD = Want("birdsong-mipl", 1, "sam-cn")
 

@@ -10,13 +10,13 @@ from made_up import record, records_of
 from mipl.cli import main
 from mipl.errors import DataError
 from mipl.metrics.statistics import critical_difference
+from mipl.paper.items import ITEMS
+from mipl.paper.page import write_page, write_product
+from mipl.paper.runs import Runs, Want
+from mipl.paper.training_figures import TIMED
 from mipl.records.store import Store
 from mipl.reports import figures
 from mipl.reports.charts import Figure, bar_panels, critical_difference_diagram, line_panels
-from mipl.reports.items import ITEMS
-from mipl.reports.page import write_page, write_product
-from mipl.reports.paper_training import TIMED
-from mipl.reports.runs import Runs, Want
 
 
 def draw(name, records, **options):

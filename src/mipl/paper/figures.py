@@ -10,11 +10,10 @@ from matplotlib.figure import Figure
 
 from mipl import metrics
 from mipl.metrics.statistics import critical_difference, friedman
-from mipl.records.summary import sample_std
-from mipl.reports import charts
-from mipl.reports.claims import BASELINE, EVERY, OURS, Sets, claims_table
-from mipl.reports.figures import BLUE, MUTED, VERMILLION
-from mipl.reports.paper import (
+from mipl.paper.claims import BASELINE, EVERY, OURS, Sets, claims_table
+from mipl.paper.printed import paper_scores
+from mipl.paper.runs import Runs, Settings, Want, mark_of, method_title, set_title
+from mipl.paper.tables import (
     FAMILIES,
     NINE,
     ROWS,
@@ -26,8 +25,9 @@ from mipl.reports.paper import (
     plain,
     result_table,
 )
-from mipl.reports.results import paper_scores
-from mipl.reports.runs import Runs, Settings, Want, mark_of, method_title, set_title
+from mipl.records.summary import sample_std
+from mipl.reports import charts
+from mipl.reports.figures import BLUE, MUTED, VERMILLION
 from mipl.reports.tables import Cell, Table
 from mipl.seeding import rng_for
 

@@ -10,13 +10,13 @@ import numpy.typing as npt
 from sklearn.manifold import TSNE
 from sklearn.metrics import silhouette_score
 
+from mipl.paper.claims import BASELINE, baseline_of
+from mipl.paper.figures import bar_look, figure_notes
+from mipl.paper.runs import Runs, Settings, Want, mark_of, method_title, set_title
+from mipl.paper.tables import FAMILIES, NINE, Item, Product, cell_of, notes_of, printed, value_of
 from mipl.records.store import Record
 from mipl.records.summary import sample_std
 from mipl.reports import charts
-from mipl.reports.claims import BASELINE, baseline_of
-from mipl.reports.paper import FAMILIES, NINE, Item, Product, cell_of, notes_of, printed, value_of
-from mipl.reports.paper_figures import bar_look, figure_notes
-from mipl.reports.runs import Runs, Settings, Want, mark_of, method_title, set_title
 from mipl.reports.tables import Cell, Table, number
 from mipl.seeding import seed_for
 
