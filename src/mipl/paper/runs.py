@@ -99,10 +99,8 @@ class Runs:
         found = [record for record in found if record.recipe_version == latest]
         kinds = [(record.spec["data_digest"], record.spec["splits"]) for record in found]
         most = max(sorted(set(kinds)), key=kinds.count)
-        ordered = sorted(found, key=lambda record: len(record.spec.get("together", ())), reverse=True)
-        # A split that was trained alone and together with others counts once.
         by_split = {
-            int(r.spec["split"]): r for r in ordered if (r.spec["data_digest"], r.spec["splits"]) == most
+            int(r.spec["split"]): r for r in found if (r.spec["data_digest"], r.spec["splits"]) == most
         }
         chosen = [by_split[split] for split in sorted(by_split)][: 1 if want.first else None]
         self.used |= {record.info["hash"]: record for record in chosen}
