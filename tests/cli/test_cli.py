@@ -240,11 +240,11 @@ def test_run_leaves_records_and_goes_on(files, tmp_path, capsys, monkeypatch):
 def run_here(jobs, workers, show=False):
     """Do what the local engine does in this process: a new one takes seconds to import torch."""
     failures = []
-    for unit in engines.without_record(jobs):
+    for job in engines.without_record(jobs):
         try:
-            runner.run(unit)
+            runner.run(job)
         except TrainingError as error:
-            failures += [(job, str(error)) for job in unit]
+            failures.append((job, str(error)))
     return failures
 
 

@@ -29,9 +29,9 @@ def made(monkeypatch):
     jobs = []
 
     def run_here(planned, engine, workers, address, show):
-        for unit in without_record(planned):
-            run(unit)
-            jobs.extend((job.source.name, job.method, job.split) for job in unit)
+        for job in without_record(planned):
+            run(job)
+            jobs.append((job.source.name, job.method, job.split))
         return []
 
     monkeypatch.setattr(reproduction, "run_jobs", run_here)
