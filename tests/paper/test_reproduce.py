@@ -148,7 +148,7 @@ def test_all_is_every_name(tmp_path, monkeypatch):
     written = []
     undrawn = {name: dataclasses.replace(item, draw=lambda *_: None) for name, item in ITEMS.items()}
     monkeypatch.setattr(reproduction, "ITEMS", undrawn)
-    monkeypatch.setattr(reproduction, "write_product", lambda name, *_: written.append(name))
+    monkeypatch.setattr(reproduction, "write_output", lambda name, *_: written.append(name))
     monkeypatch.setattr(reproduction, "write_page", lambda folder, order: folder)
     reproduce(["all"], Options(tmp_path, quick=True, draw_only=True), "it")
     assert written == names()
@@ -164,7 +164,7 @@ def test_all_is_every_name(tmp_path, monkeypatch):
         (["table2"], "--raw DIR"),
         (["table2", "--raw", "nowhere"], "not a folder"),
         (["table2", "--draw-only", "--records", "nowhere"], "not a folder of records"),
-        (["table1", "--draw-only"], "Table 1 is read off the raw files"),
+        (["table1", "--draw-only"], "Table 1 is computed from the raw files"),
         (["fig3", "--quick", "--engine", "slurm"], "no engine 'slurm'"),
         (["fig3", "--quick", "--recipe", "pasta"], "no recipe 'pasta'"),
     ],

@@ -1,52 +1,57 @@
-"""The runs behind a number: which are wanted, which are there, and the command that makes the others."""
+"""The runs behind a number: which are needed, which have a record, and the command for the missing ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mipl.paper.names import Settings, is_embedded
 from mipl.records.store import Record
 from mipl.records.summary import sample_std
 
-KINDS = ("stratified", "official")  # splits that a table may use
+SPLIT_KINDS = ("stratified", "official")  # splits that a table may use
 METRICS = {"accuracy": "accuracy", "ece": "expected_calibration_error"}
-SET_NAMES = {"mnist": "MNIST", "fmnist": "FMNIST", "birdsong": "Birdsong", "sival": "SIVAL", "mipl": "MIPL"}
-SET_NAMES |= {"c": "C", "row": "Row", "sbn": "SBN", "kmeans": "KMeans", "sift": "SIFT", "r34": "R34"}
-METHOD_NAMES = {"demipl": "DEMIPL", "elimipl": "ELIMIPL", "miplma": "MIPLMA", "promipl": "ProMIPL"}
-POOLING_NAMES = {"mean": "Mean", "maxmin": "MaxMin"}
-METHOD_NAMES |= {"fastmipl": "FastMIPL", "miplgp": "MIPLGP", "proden": "PRODEN", "lws": "LWS"}
-
-Settings = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
-class Want:
-    """A method on a data set, over splits; ``given`` are settings that differ from the method's own."""
+class RunQuery:
+    """The runs of a method on a data set, over splits."""
 
     dataset: str
     r: int | None
     method: str
-    given: Settings = ()
-    share: float = 1.0  # of the training bags
-    extras: tuple[str, ...] = ()  # that its records must hold
-    first: bool = False  # whether the first split is enough
+    given: Settings = ()  # settings that differ from the method's defaults
+    share: float = 1.0  # fraction of the training bags that is used
+    extras: tuple[str, ...] = ()  # that the records must have, of EXTRAS
+    first_split: bool = False  # whether the first split is enough
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A metric over the splits of a :class:`Want`, in percent."""
+    """A metric over the splits of a :class:`RunQuery`, in percent."""
 
     mean: float
     std: float | None  # None for a single split
     runs: int
 
 
-class Runs:
-    """The records that a table or figure may use, found by what they are."""
+class RunIndex:
+    """The records that a table or figure may use.
+
+    It remembers which records were used and which queries found none.
+
+    Args:
+        records: the finished runs.
+        recipe: the recipe of the runs to use.
+        epochs: the epochs that were set for the runs; None: each method's default.
+        quick_epochs: the same for runs on embedded data.
+        splits: the numbers of the splits to use.
+        folder: the folder of the records, for the commands of missing runs.
+    """
 
     def __init__(
         self,
@@ -56,157 +61,118 @@ class Runs:
         epochs: int | None = None,
         quick_epochs: int | None = None,
         splits: Sequence[int] = tuple(range(1, 11)),
-        where: str = "RECORDS",
+        folder: str = "RECORDS",
     ) -> None:
-        self.recipe, self.splits, self.where = recipe, tuple(splits), where
-        self.epochs, self.quick_epochs = epochs, quick_epochs  # the second on the embedded data
-        self.used: dict[str, Record] = {}
-        self.missing: dict[Want, None] = {}
-        self._found: dict[Want, list[Record]] = {}
+        self.recipe, self.splits, self.folder = recipe, tuple(splits), folder
+        self.epochs, self.quick_epochs = epochs, quick_epochs
+        self.used: dict[str, Record] = {}  # by hash
+        self.missing: dict[RunQuery, None] = {}
+        self._records: dict[RunQuery, list[Record]] = {}
         for record in records:
-            spec, given = record.spec, dict(record.info.get("given", {}))
+            spec = record.spec
             if (
                 spec["recipe"] == recipe
                 and spec["seed"] == 0
                 and spec["split"] in self.splits
-                and spec["splits"] in KINDS
+                and spec["splits"] in SPLIT_KINDS
             ):
-                given_sorted = tuple(sorted(given.items()))
-                want = Want(spec["dataset"], spec["r"], spec["method"], given_sorted, record.share)
-                self._found.setdefault(want, []).append(record)
+                given = tuple(sorted(record.info.get("given", {}).items()))
+                query = RunQuery(spec["dataset"], spec["r"], spec["method"], given, record.share)
+                self._records.setdefault(query, []).append(record)
 
     def has(self, dataset: str, r: int | None) -> bool:
-        """Tell whether there is any run on a data set."""
-        return any((want.dataset, want.r) == (dataset, r) for want in self._found)
+        """Return whether there is any run on a data set."""
+        return any((query.dataset, query.r) == (dataset, r) for query in self._records)
 
-    def settings(self, want: Want) -> dict[str, Any]:
-        """Return every setting that the runs of a want are made with, the epochs among them."""
-        epochs = self.quick_epochs if is_embedded(want.dataset) else self.epochs
-        return {**({} if epochs is None else {"epochs": epochs}), **dict(want.given)}
+    def settings(self, query: RunQuery) -> dict[str, Any]:
+        """Return the settings of the runs of a query, including the epochs."""
+        epochs = self.quick_epochs if is_embedded(query.dataset) else self.epochs
+        return {**({} if epochs is None else {"epochs": epochs}), **dict(query.given)}
 
-    def of(self, want: Want, *, needed: bool = True) -> list[Record]:
-        """Return the records of a want by split, and remember them as used, or a needed want as missing."""
-        given = tuple(sorted(self.settings(want).items()))
-        found = self._found.get(Want(want.dataset, want.r, want.method, given, want.share), [])
-        found = [record for record in found if record.holds(want.extras)]
+    def find(self, query: RunQuery, *, required: bool = True) -> list[Record]:
+        """Return the records of a query in the order of the splits, and remember them as used.
+
+        If there is none, remember a ``required`` query as missing.
+        """
+        given = tuple(sorted(self.settings(query).items()))
+        found = self._records.get(RunQuery(query.dataset, query.r, query.method, given, query.share), [])
+        found = [record for record in found if record.holds(query.extras)]
         if not found:
-            if needed:
-                self.missing[want] = None
+            if required:
+                self.missing[query] = None
             return []
-        # Obsolete runs are never averaged with current ones. Bags built with another seed are other data, and
-        # the authors' splits are other splits: the mean is of what most runs have.
+        # A mean never combines versions of a recipe, data (as of another data seed) or kinds of splits: it
+        # uses the latest version, then the data and the kind of splits that most records have.
         latest = max(record.recipe_version for record in found)
         found = [record for record in found if record.recipe_version == latest]
         kinds = [(record.spec["data_digest"], record.spec["splits"]) for record in found]
         most = max(sorted(set(kinds)), key=kinds.count)
         by_split = {
-            int(r.spec["split"]): r for r in found if (r.spec["data_digest"], r.spec["splits"]) == most
+            int(record.spec["split"]): record
+            for record, kind in zip(found, kinds, strict=True)
+            if kind == most
         }
-        chosen = [by_split[split] for split in sorted(by_split)][: 1 if want.first else None]
+        chosen = [by_split[split] for split in sorted(by_split)][: 1 if query.first_split else None]
         self.used |= {record.info["hash"]: record for record in chosen}
         return chosen
 
-    def mean(self, want: Want, metric: str, *, needed: bool = True) -> Mean | None:
-        """Return the mean of ``accuracy`` or ``ece`` over splits, or None where there is no run."""
-        found = self.of(want, needed=needed)
+    def mean(self, query: RunQuery, metric: str, *, required: bool = True) -> Mean | None:
+        """Return the mean of ``accuracy`` or ``ece`` over splits, or None if there is no run."""
+        found = self.find(query, required=required)
         if not found:
             return None
         values = 100 * np.array([record.metrics[METRICS[metric]] for record in found])
         return Mean(float(values.mean()), sample_std(values), len(found))
 
-    def gain(self, want: Want, base: Want, metric: str) -> float | None:
-        """Return how much better the runs of ``want`` are, in points, on the splits that ``base`` has too."""
-        ours, theirs = (
-            {
-                (
-                    record.recipe_version,
-                    *(record.spec[name] for name in ("data_digest", "splits", "split")),
-                ): record
-                for record in self.of(each)
-            }
-            for each in (want, base)
-        )
+    def gain(self, query: RunQuery, base: RunQuery, metric: str) -> float | None:
+        """Return the mean improvement over ``base`` in percentage points, on the splits that both have."""
+        name = METRICS[metric]
+        ours, theirs = ({_split_key(record): record for record in self.find(q)} for q in (query, base))
         changes = [
-            record.metrics[METRICS[metric]] - theirs[split].metrics[METRICS[metric]]
-            for split, record in ours.items()
-            if split in theirs
+            record.metrics[name] - theirs[key].metrics[name] for key, record in ours.items() if key in theirs
         ]
         if not changes:
             return None
         return 100 * float(np.mean(changes)) * (1 if metric == "accuracy" else -1)
 
-    def predictions(self, want: Want) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
-        """Return probabilities (m, k) and labels (m,) of the test bags of all splits together."""
-        found = self.of(want)
+    def predictions(self, query: RunQuery) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+        """Return probabilities (m, k) and labels (m,) of the test bags of all splits, or None."""
+        found = self.find(query)
         if not found:
             return None
         p, y = ([record.arrays[name] for record in found] for name in ("probabilities", "labels"))
         return np.concatenate(p), np.concatenate(y)
 
     def commands(self) -> list[str]:
-        """Return the commands that make the missing runs, those on one data set in one."""
-        groups: dict[Want, list[str]] = {}
-        for want in self.missing:
-            groups.setdefault(replace(want, method=""), []).append(want.method)
+        """Return the commands that make the missing runs, one per data set and settings."""
+        groups: dict[RunQuery, list[str]] = {}
+        for query in self.missing:
+            groups.setdefault(replace(query, method=""), []).append(query.method)
         return [self.command(replace(key, method=",".join(names))) for key, names in groups.items()]
 
-    def command(self, want: Want) -> str:
-        """Return the command that makes the runs of a want."""
-        numbers = sorted(self.splits)[: 1 if want.first else None]
-        together = numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 1
-        dataset, *noise = want.dataset.split(" ")
+    def command(self, query: RunQuery) -> str:
+        """Return the command that makes the runs of a query."""
+        dataset, *noise = query.dataset.split(" ")  # as in "sival-mipl class noise 0.2"
         words = ["mipl run", dataset]
-        words += [f"-r {want.r}"] if want.r is not None else []
+        words += [f"-r {query.r}"] if query.r is not None else []
         words += ["--raw DIR"] if not is_embedded(dataset) else []
         words += [f"--{noise[0]}-noise {noise[2]}"] if noise else []
-        words += [f"--methods {want.method}"]
-        words += [f"--set {name}={value}" for name, value in self.settings(want).items()]
-        words += [f"--share {want.share:g}"] if want.share < 1 else []
-        words += [f"--with {','.join(want.extras)}"] if want.extras else []
+        words += [f"--methods {query.method}"]
+        words += [f"--set {name}={value}" for name, value in self.settings(query).items()]
+        words += [f"--share {query.share:g}"] if query.share < 1 else []
+        words += [f"--with {','.join(query.extras)}"] if query.extras else []
         words += [f"--recipe {self.recipe}"] if self.recipe != "stable" else []
-        words += [f"--splits {numbers[0]}-{numbers[-1]}" if together else f"--splits {_comma(numbers)}"]
-        return " ".join([*words, f"--out {self.where}"])
+        words += [f"--splits {_ranges(sorted(self.splits)[: 1 if query.first_split else None])}"]
+        return " ".join([*words, f"--out {self.folder}"])
 
 
-def set_title(dataset: str, r: int | None = None) -> str:
-    """Return a data set's name as the paper writes it; stand-ins keep their own."""
-    if is_stand_in(dataset):
-        name = dataset
-    else:
-        base, _, noise = dataset.partition(" ")
-        name = "-".join(SET_NAMES.get(part, part) for part in base.split("-"))
-        name = f"{name} {noise}" if noise else name
-    return name if r is None else f"{name}, r = {r}"
+def _split_key(record: Record) -> tuple[Any, ...]:
+    """Return what the runs of two methods must have in common to be compared."""
+    return record.recipe_version, *(record.spec[name] for name in ("data_digest", "splits", "split"))
 
 
-def method_title(method: str, given: Mapping[str, Any] | Settings = ()) -> str:
-    """Return a method's name as the paper writes it, with the settings that are not its own."""
-    name, given = METHOD_NAMES.get(method, method.upper()), dict(given)
-    if pooling := given.pop("pooling", None):
-        name = f"{name} {POOLING_NAMES[pooling]}"
-    said = ", ".join(f"{key} = {value}" for key, value in given.items())
-    return f"{name} ({said})" if said else name
-
-
-def is_stand_in(dataset: str) -> bool:
-    """Tell whether a data set stands in for one of the paper's and is none of them."""
-    return dataset.startswith("crc5-") or is_embedded(dataset)
-
-
-def is_embedded(dataset: str) -> bool:
-    """Tell whether a data set needs no files."""
-    return dataset.startswith("digits-mipl")
-
-
-def mark_of(records: Iterable[Record]) -> str:
-    """Return ‡ for a stand-in, † for bags rebuilt from raw data, nothing for the authors' own."""
-    marks = set()
-    for record in records:
-        origin = record.info.get("data", {}).get("provenance", {}).get("origin", "")
-        authors = origin == "the authors' file"
-        marks.add("‡" if is_stand_in(record.spec["dataset"]) else "" if authors else "†")
-    return "".join(sorted(marks, reverse=True))
-
-
-def _comma(numbers: Sequence[int]) -> str:
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return sorted numbers as "1-3" if they are consecutive, else as "1,3"."""
+    if len(numbers) > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}-{numbers[-1]}"
     return ",".join(map(str, numbers))
