@@ -251,10 +251,8 @@ def run_here(jobs, workers, show=False):
 def test_demo_prints_three_models_and_writes_the_page(tmp_path, capsys, monkeypatch):
     from mipl.experiments import demo
 
-    short = tuple(
-        (title, note, method, {**settings, "epochs": 1}) for title, note, method, settings in demo.WAYS
-    )
-    monkeypatch.setattr(demo, "WAYS", short)
+    short = tuple(variant._replace(settings={**variant.settings, "epochs": 1}) for variant in demo.VARIANTS)
+    monkeypatch.setattr(demo, "VARIANTS", short)
     monkeypatch.setattr(demo, "run_local", run_here)
     code, out, _ = run(capsys, "demo", "--out", tmp_path / "d", "--folds", "2")
     assert code == 0
