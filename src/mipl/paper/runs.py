@@ -96,7 +96,7 @@ class RunIndex:
         """
         given = tuple(sorted(self.settings(query).items()))
         found = self._records.get(RunQuery(query.dataset, query.r, query.method, given, query.share), [])
-        found = [record for record in found if record.holds(query.extras)]
+        found = [record for record in found if record.has_extras(query.extras)]
         if not found:
             if required:
                 self.missing[query] = None

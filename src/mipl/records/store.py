@@ -83,7 +83,7 @@ class Record:
         """The version of the recipe that was used."""
         return int(self.info["spec"].get("recipe_version", 1))
 
-    def holds(self, extras: Iterable[str]) -> bool:
+    def has_extras(self, extras: Iterable[str]) -> bool:
         """Return whether the record has all the given ``EXTRAS``."""
         return all(EXTRA_KEYS[name] in self.arrays or EXTRA_KEYS[name] in self.info for name in extras)
 
@@ -101,7 +101,7 @@ class Store:
     def has(self, spec: RunSpec, extras: Iterable[str] = ()) -> bool:
         """Return whether there is a record of this spec that has the given ``EXTRAS``."""
         record = self.get(spec)
-        return record is not None and record.holds(extras)
+        return record is not None and record.has_extras(extras)
 
     def put(self, spec: RunSpec, info: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write the record of a finished run, replacing a previous record of the same spec."""

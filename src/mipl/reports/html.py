@@ -216,13 +216,13 @@ def _model(
     """Return the values of a model for the template; ``most`` gives all models one scale."""
     reliability, ax = _panel(3.4, 4.08)
     figures.reliability_diagram(ax, curve, most=most)
-    said = (
+    description = (
         f"Reliability diagram of {row.title}: accuracy {row.accuracy:.1%}, expected calibration error "
         f"{row.ece:.1%}, samples in {(curve.count > 0).sum()} of {curve.count.size} bins."
     )
     histogram, ax = _panel(3.4, 2.8)
     figures.confidence_histogram(ax, curve, ceiling=sigmoid_ceiling(row.k), most=most)
-    counted = (
+    histogram_description = (
         f"Histogram of the confidence of {row.title}: mean {row.confidence:.1%}, highest {row.highest:.1%}; "
         f"accuracy {row.accuracy:.1%}."
     )
@@ -231,8 +231,8 @@ def _model(
         "note": result.note,
         "tendency": tendency(row),
         "highest": f"{row.highest:.1%}",
-        "reliability": Markup(figures.svg(reliability, f"reliability-{number}", said)),
-        "histogram": Markup(figures.svg(histogram, f"confidence-{number}", counted)),
+        "reliability": Markup(figures.svg(reliability, f"reliability-{number}", description)),
+        "histogram": Markup(figures.svg(histogram, f"confidence-{number}", histogram_description)),
     }
 
 
@@ -260,14 +260,14 @@ def _bags(bags: Sequence[BagView]) -> list[dict[str, Any]]:
             strip = figures.attention_strip(bag.attention, bag.positives, images, columns=columns)
         except DataError as error:
             raise DataError(f"Bag '{bag.bag_id}': {error}") from error
-        said = f"Bag {bag.bag_id}: {n} instances in descending order of attention."
+        description = f"Bag {bag.bag_id}: {n} instances in descending order of attention."
         views.append(
             {
                 "bag": bag,
                 "right": bag.predicted == bag.label,
                 "confidence": f"{bag.confidence:.1%}",
                 "known": bag.positives is not None,
-                "strip": Markup(figures.svg(strip, f"bag-{number}", said)),
+                "strip": Markup(figures.svg(strip, f"bag-{number}", description)),
             }
         )
     return views
