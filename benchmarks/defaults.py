@@ -42,6 +42,7 @@ from mipl.metrics import (
     expected_calibration_error,
     negative_log_likelihood,
 )
+from mipl.paper.printed import paper_results
 from mipl.records.pack import write_pack
 from mipl.records.store import Store
 from mipl.reports.results import markdown, result_rows
@@ -484,7 +485,7 @@ def main() -> None:
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(found)), encoding="utf-8")
     overview = {"results": overview_table(found["rows"])}
     README.write_text(filled(README.read_text(encoding="utf-8"), overview), encoding="utf-8")
-    every = {"results": markdown(result_rows(Store(PACK), is_present))}
+    every = {"results": markdown(result_rows(Store(PACK), is_present, paper_results()))}
     RUNS_PAGE.write_text(filled(RUNS_PAGE.read_text(encoding="utf-8"), every), encoding="utf-8")
     ablation = {"ablation": ablation_table(found["rows"])}
     TRAINING.write_text(filled(TRAINING.read_text(encoding="utf-8"), ablation), encoding="utf-8")

@@ -25,6 +25,7 @@ MAY_KNOW = {
     "records": set(),
     "reports": {"records", "metrics"},
     "experiments": {"data", "nn", "methods", "training", "estimators", "metrics", "records", "reports"},
+    "paper": {"data", "metrics", "records", "reports", "experiments"},
     "explain": {"data", "estimators", "reports"},
     "export": {"data", "nn", "methods", "estimators", "calibration", "metrics"},
     "serve": {"data", "estimators", "calibration", "triage", "metrics"},
@@ -41,6 +42,7 @@ MAY_KNOW = {
         "records",
         "experiments",
         "reports",
+        "paper",
         "serve",
     },
 }
@@ -78,6 +80,20 @@ def test_imports_go_one_way(path):
         return
     allowed = BASE if room in BASE else BASE | {room} | MAY_KNOW[room]
     assert set(imports(path)) <= allowed | {"versions"}
+
+
+def test_only_the_command_line_imports_the_paper():
+    importers = {room_of(path) for path in FILES if "paper" in imports(path)}
+    assert importers <= {"cli", "paper"}
+
+
+def test_reports_never_import_a_model():
+    """Neither themselves nor through another package."""
+    known, waiting = set(), {"reports"}
+    while waiting:
+        known |= waiting
+        waiting = {room for path in FILES if room_of(path) in waiting for room in imports(path)} - known
+    assert not known & {"nn", "losses", "pseudo_labels", "methods", "training", "calibration", "estimators"}
 
 
 def test_only_files_one_reader_can_hold():

@@ -32,7 +32,8 @@ def test_the_committed_pages_are_those_of_the_committed_rows():
     assert filled(readme, {"results": defaults.overview_table(found["rows"])}) == readme
     runs = defaults.RUNS_PAGE.read_text(encoding="utf-8")
     records = defaults.Store(defaults.PACK)
-    table = defaults.markdown(defaults.result_rows(records, defaults.is_present))
+    rows = defaults.result_rows(records, defaults.is_present, defaults.paper_results())
+    table = defaults.markdown(rows)
     assert "earlier" not in table
     assert filled(runs, {"results": table}) == runs
     training = defaults.TRAINING.read_text(encoding="utf-8")

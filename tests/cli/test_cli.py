@@ -243,21 +243,19 @@ def test_run_writes_records_and_resumes(files, tmp_path, capsys, monkeypatch):
 def run_here(jobs, workers, show=False):
     """Run the jobs of the local engine in this process, because a new one takes seconds to import torch."""
     failures = []
-    for unit in engines.without_record(jobs):
+    for job in engines.without_record(jobs):
         try:
-            runner.run(unit)
+            runner.run(job)
         except TrainingError as error:
-            failures += [(job, str(error)) for job in unit]
+            failures.append((job, str(error)))
     return failures
 
 
 def test_demo_prints_three_models_and_writes_the_page(tmp_path, capsys, monkeypatch):
     from mipl.experiments import demo
 
-    short = tuple(
-        (title, note, method, {**settings, "epochs": 1}) for title, note, method, settings in demo.WAYS
-    )
-    monkeypatch.setattr(demo, "WAYS", short)
+    short = tuple(variant._replace(settings={**variant.settings, "epochs": 1}) for variant in demo.VARIANTS)
+    monkeypatch.setattr(demo, "VARIANTS", short)
     monkeypatch.setattr(demo, "run_local", run_here)
     code, out, _ = run(capsys, "demo", "--out", tmp_path / "d", "--folds", "2")
     assert code == 0

@@ -53,8 +53,8 @@ def job(source, store, split=1, method="sam-cn", share=1.0, **params):
 
 def run_here(jobs):
     """Make the runs that an engine would, without the seconds that a new process takes to import torch."""
-    for unit in without_record(jobs):
-        run(unit)
+    for each in without_record(jobs):
+        run(each)
 
 
 def test_a_run_names_only_settings_that_do_something(source, tmp_path):
@@ -74,7 +74,7 @@ def test_a_run_on_vectors_does_not_name_what_is_for_images(source, tmp_path):
     other = job(source, tmp_path, pretrain=20)
     assert dataclasses.replace(other, vectors=True).spec.hash == vectors.spec.hash
     assert other.spec.hash != images.spec.hash
-    run([vectors])
+    run(vectors)
     assert is_present(Store(tmp_path).get(vectors.spec))
 
 
@@ -102,7 +102,7 @@ def test_the_number_of_members_makes_another_run(source, tmp_path):
 
 def test_the_record_of_an_ensemble_has_its_signal_and_temperature(source, tmp_path):
     ensemble = dataclasses.replace(job(source, tmp_path, ensemble=3, epochs=6), extras=("attention",))
-    run([ensemble])
+    run(ensemble)
     record = Store(tmp_path).get(ensemble.spec)
     bags = source.open()
     train, test = stratified_split(bags, 1)
@@ -117,7 +117,7 @@ def test_the_record_of_an_ensemble_has_its_signal_and_temperature(source, tmp_pa
 
 
 def test_a_record_is_what_the_estimator_gives(source, tmp_path):
-    run([job(source, tmp_path)])
+    run(job(source, tmp_path))
     record = Store(tmp_path).get(job(source, tmp_path).spec)
     bags = source.open()
     train, test = stratified_split(bags, 1)
@@ -137,13 +137,13 @@ def test_a_record_is_what_the_estimator_gives(source, tmp_path):
 
 def test_extras_are_kept_where_they_are_asked_for_and_change_no_result(source, tmp_path):
     plain = job(source, tmp_path)
-    run([plain])
+    run(plain)
     before = Store(tmp_path).get(plain.spec)
     asked = dataclasses.replace(plain, extras=("features", "training", "cost"))
     assert asked.spec == plain.spec
     assert without_record([plain]) == []
-    assert without_record([asked]) == [[asked]]
-    run([asked])
+    assert without_record([asked]) == [asked]
+    run(asked)
     assert without_record([plain, asked]) == []
     after = Store(tmp_path).get(plain.spec)
     for name, values in before.arrays.items():
@@ -162,7 +162,7 @@ def test_extras_are_kept_where_they_are_asked_for_and_change_no_result(source, t
 
 def test_a_share_of_the_training_bags_is_another_run(source, tmp_path):
     half = job(source, tmp_path, share=0.5)
-    run([half])
+    run(half)
     record = Store(tmp_path).get(half.spec)
     assert record.share == 0.5
     assert (record.info["data"]["train_bags"], record.info["data"]["test_bags"]) == (21, 18)
@@ -183,7 +183,7 @@ def test_parallel_runs_leave_the_records_of_single_ones_with_one_thread_each(sou
     for each in jobs:
         record = Store(tmp_path / "many").get(each.spec)
         assert record.info["threads"] == 1
-        run([job(source, tmp_path / "one", each.split)])
+        run(job(source, tmp_path / "one", each.split))
         alone = Store(tmp_path / "one").get(each.spec)
         np.testing.assert_array_equal(record.arrays["probabilities"], alone.arrays["probabilities"])
     assert "OMP_NUM_THREADS" not in os.environ or os.environ["OMP_NUM_THREADS"] == "1"

@@ -53,8 +53,8 @@ def here(monkeypatch):
     """Make runs in this process: a new one takes seconds to import torch."""
 
     def run_here(jobs, workers, show):
-        for unit in engines.without_record(jobs):
-            run(unit)
+        for job in engines.without_record(jobs):
+            run(job)
         return []
 
     monkeypatch.setattr(engines, "run_local", run_here)
@@ -146,14 +146,14 @@ def test_what_changes_between_planning_and_training_is_found(tmp_path):
     job = planned(data, tmp_path / "runs", split_folder=str(folder))
     write_split(folder, [4, 5, 6, 7])
     with pytest.raises(DataError, match=r"Split 1 of bags\.csv has changed since the runs were planned"):
-        run([job])
+        run(job)
     write_split(folder, [0, 1, 2, 3])
     write_csv(data, patients=["p"] * BAGS)
     with pytest.raises(DataError, match=r"^bags\.csv has changed since the runs were planned"):
-        run([job])
+        run(job)
     assert not (tmp_path / "runs").exists()
     write_csv(data)
-    run([job])
+    run(job)
     assert Store(tmp_path / "runs").get(job.spec) is not None
 
 
@@ -180,7 +180,7 @@ def test_a_record_of_version_1_loads_and_is_not_present(tmp_path, capsys):
     write_csv(tmp_path / "bags.csv")
     store = Store(tmp_path / "runs")
     job = planned(tmp_path / "bags.csv", store.root)
-    run([job])
+    run(job)
     now = store.get(job.spec)
     assert is_present(now)
     assert (now.recipe_version, now.spec["recipe_version"]) == (RECIPE_VERSION, RECIPE_VERSION)

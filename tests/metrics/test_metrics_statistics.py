@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from mipl.errors import DataError, SettingError
 from mipl.metrics.statistics import cliques, critical_difference, friedman, mean_ranks, nemenyi
-from mipl.reports.results import paper_scores
+from mipl.paper.printed import paper_scores
 
 TABLES = arrays(np.float64, st.tuples(st.integers(2, 8), st.integers(3, 6)), elements=st.integers(0, 5))
 

@@ -40,7 +40,7 @@ def test_one_record_of_another_type_stops_no_other(old, new, folder):
 
 
 def test_a_row_for_every_sound_record(folder):
-    with pytest.warns(MiplNotice, match=r"record.json is damaged.*The record is left out: delete its folder"):
+    with pytest.warns(MiplNotice, match=r"record.json is damaged.*The record is skipped: delete its folder"):
         frame = load_table(folder).to_pandas()
     assert len(frame) == 4
     assert set(frame["method"]) == {"sam-cn", "mine"}
@@ -86,7 +86,7 @@ def test_the_command_line_filters_and_writes(folder, tmp_path, words, count, cap
     out, err = capsys.readouterr()
     assert sum(row["runs"] for row in json.loads(out)) == count
     assert err.startswith("mipl: note: ")
-    assert "The record is left out" in err
+    assert "The record is skipped" in err
 
 
 def test_a_file_of_another_kind_is_refused(folder, tmp_path, capsys):

@@ -217,7 +217,7 @@ class TestNumbers:
         assert results()[0].probabilities.max() < sigmoid_ceiling(5) < results()[1].probabilities.max()
 
     def test_shows_bags_and_facts(self, page):
-        for words in ("Bag 17", "seven with 87.5% confidence, ✓ right", "note 2", *FACTS, *FACTS.values()):
+        for words in ("Bag 17", "seven with 87.5% confidence, ✓ correct", "note 2", *FACTS, *FACTS.values()):
             assert words in page.text
         assert sum(tag == "image" for tag, _ in page.tags) == 6  # the second bag holds vectors
 
@@ -241,7 +241,7 @@ class TestSentences:
         assert "leaves all 2 bags to a person" in none
         (some,) = findings([self.summary([0.95, 0.9, 0.6, 0.7], [True, False, True, True])])
         assert "reports 2 of 4 bags" in some
-        assert "right on 50.0% of them, with a mean confidence of 92.5%; the other 2 go" in some
+        assert "50.0% of them are correct, with a mean confidence of 92.5%; the other 2 go" in some
         assert "the other one goes" in findings([self.summary([0.95, 0.6], [True, True])])[0]
         assert "none is left" in findings([self.summary([0.95, 0.9], [True, True])])[0]
 
@@ -249,9 +249,9 @@ class TestSentences:
         calibrated = self.summary([0.75] * 4, [True, True, True, False], "A")
         timid = self.summary([0.55] * 4, [True, True, True, False], "B")
         worse = self.summary([0.5000001] * 4, [True, False, True, False], "C")
-        assert "more in what their confidence is worth" in findings([calibrated, timid])[0]
-        assert "more in how often they are right" in findings([calibrated, worse])[0]
-        assert findings([calibrated, calibrated])[0].endswith("0.0 points apart.")
+        assert "more in calibration than in accuracy" in findings([calibrated, timid])[0]
+        assert "more in accuracy than in calibration" in findings([calibrated, worse])[0]
+        assert findings([calibrated, calibrated])[0].endswith("(0.0 points).")
         assert len(findings([calibrated])) == 1
 
 
@@ -276,11 +276,11 @@ class TestUnusual:
         assert page.row(0, "Reported") == ["0 of 3", "3 of 3"]
         assert "73.1% with k = 2 classes" in page.text.replace("\xa0", " ")
         assert "thick frame" not in page.text  # nothing is known to be framed
-        assert "Where this comes from" not in page.text
+        assert "Provenance" not in page.text
 
     def test_no_bags_no_section(self, tmp_path, page):
         alone = make(tmp_path, results(12)[2:], [], FACTS)
-        assert "Where the model looks" in page.text
+        assert "Figure 4. Attention" in page.text
         assert "Where the model looks" not in alone.text
         assert "bold" not in alone.text  # one model is not the best of several
 

@@ -87,7 +87,7 @@ def test_scattered_places_are_dots_with_the_most_important_on_top():
 @pytest.mark.parametrize(
     ("attention", "places", "sentence"),
     [
-        ([0.5, 0.5], [[0, 0]], "2 weights and places of shape"),
+        ([0.5, 0.5], [[0, 0]], "2 weights and coordinates of shape"),
         ([], np.zeros((0, 2)), "0 weights"),
         ([0.5, 0.5], [[0, 0, 0], [1, 0, 0]], "give"),
         ([1.5, -0.5], [[0, 0], [1, 0]], "negative"),

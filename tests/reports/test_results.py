@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from mipl.cli import main
+from mipl.paper.printed import paper_results
 from mipl.records.spec import RunSpec
 from mipl.records.store import Store
-from mipl.reports.results import HEADER, markdown, paper_results, result_rows
+from mipl.reports.results import HEADER, markdown, result_rows
 
 SPEC = RunSpec("birdsong-mipl", 1, "d", "dam-cn", "stable", {}, {}, 1, "stratified", 0)
 
@@ -29,15 +30,11 @@ def store(tmp_path):
     return store
 
 
-def test_every_printed_value_is_there():
-    values = paper_results()
-    assert values["birdsong-mipl", 1, "dam-cn", "accuracy"] == (80.38, 2.11)
-    assert values["c-row", None, "mam-cc", "ece"][0] > 0
-    assert len(values) == 473 - 4
-
-
 def test_rows_are_kept_apart_and_the_papers_are_beside_them(store):
-    rows = {(row["dataset"], row["r"], row["method"]): row for row in result_rows(store)}
+    rows = {
+        (row["dataset"], row["r"], row["method"]): row
+        for row in result_rows(store, published=paper_results())
+    }
     assert len(rows) == 4
     ours = rows["birdsong-mipl", 1, "dam-cn"]
     assert (ours["runs"], ours["accuracy"], ours["paper_accuracy"]) == (2, pytest.approx(85), 80.38)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mipl.data.sources import Source
     from mipl.experiments.runner import Job
     from mipl.records.store import Record
+    from mipl.records.summary import SummaryRow
 
 EngineOpt = Annotated[
     str, typer.Option("--engine", help="Execution engine: local (processes on this machine) or ray.")
@@ -206,7 +207,7 @@ def _plan(
     ]
 
 
-def _summary_table(title: str, rows: list[dict[str, Any]]) -> Table:
+def _summary_table(title: str, rows: list[SummaryRow]) -> Table:
     from mipl.reports.results import mean_and_std
 
     table = Table(
@@ -268,6 +269,7 @@ def results(
 ) -> None:
     """Show the results in a folder of records as means over splits, next to the paper's."""
     from mipl.experiments.runner import is_present
+    from mipl.paper.printed import paper_results
     from mipl.records.store import Store
     from mipl.records.table import write_table
     from mipl.reports.results import HEADER, markdown, result_cells, result_rows
@@ -279,7 +281,7 @@ def results(
         write_table(records, out)
     if pack is not None:
         _pack(records, pack)
-    rows = result_rows(records, is_present)
+    rows = result_rows(records, is_present, paper_results())
     if as_json:
         print_json(rows)
     elif as_markdown:

@@ -1,91 +1,106 @@
-"""The Ray engine: a task a run, on a cluster that is there or on one started here for the purpose."""
+"""The Ray engine: one task per run, on an existing cluster or on one that is started here."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mipl.errors import SettingError
-from mipl.experiments.engines import ATTEMPTS, epochs_of, without_record
-from mipl.experiments.runner import Job, keep, measure
+from mipl.experiments.engines import ATTEMPTS, Failure, epochs_of, without_record
+from mipl.experiments.notices import Notices, forwarded_warnings
+from mipl.experiments.runner import Job, Outcome, measure, save_record
 from mipl.training.progress import progress_bar
 
 
 def run_ray(
     jobs: Sequence[Job], workers: int, address: str | None = None, show: bool = True
-) -> list[tuple[Job, str]]:
-    """Make every run that has no record yet on a Ray cluster; return the failed ones with the reason.
+) -> list[Failure]:
+    """Run the jobs that have no record yet on a Ray cluster; return the failed ones.
 
-    Without an ``address`` a cluster of ``workers`` processes is started here and stopped at the end. Results
-    come back to this process, which alone writes records, so that no folder need be shared; the data must
-    be where the jobs say on every machine. A run whose worker or machine dies is done again.
+    Without an ``address``, a cluster of ``workers`` processes is started here and stopped at the end. The
+    tasks return their results to this process, which alone writes records, so no folder need be shared. The
+    data must have the same path on every machine. A run whose worker or machine dies is repeated.
     """
     waiting = without_record(jobs)
-    if not waiting:  # nothing to start a cluster for
+    if not waiting:  # do not start a cluster for nothing
         return []
-    ray = _ray()
-    if address is not None:
-        _check_reachable(address)
-    cores = min(workers, os.cpu_count() or 1)
-    ours = {} if address else {"num_cpus": cores, "include_dashboard": False}
-    try:
-        ray.init(address or "local", logging_level=logging.ERROR, log_to_driver=False, **ours)
-    except Exception as error:  # Ray has no class of its own for a start that fails
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SettingError(f"The Ray cluster {address or 'here'} cannot be used: {reason}") from error
-    failures: list[tuple[Job, str]] = []
-    try:
+    failures: list[Failure] = []
+    notices = Notices()
+    with _cluster(workers, address) as ray:
         task = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(_work)
-        running = {task.remote(unit): unit for unit in waiting}
+        running = {task.remote(job): job for job in waiting}
         done = 0
         with progress_bar("runs", sum(map(epochs_of, waiting)), show) as report:
             while running:
                 (finished,), _ = ray.wait(list(running), num_returns=1)
-                unit = running.pop(finished)
-                try:
-                    outcome = ray.get(finished)
-                except ray.exceptions.RayError as error:
-                    outcome = f"its worker was lost {ATTEMPTS} times ({type(error).__name__})"
+                job = running.pop(finished)
+                outcome, texts = _result(ray, finished)
+                for text in texts:
+                    notices.add(text, job.title)
                 if isinstance(outcome, str):
-                    failures += [(job, outcome) for job in unit]
+                    failures.append((job, outcome))
                 else:
-                    for job, (info, arrays) in zip(unit, outcome, strict=True):
-                        keep(job, info, arrays)
-                done += epochs_of(unit)
-                report(done, unit[0].title)
-    finally:
-        ray.shutdown()
+                    save_record(job, outcome)
+                done += epochs_of(job)
+                report(done, job.title)
+    notices.show()
     return failures
 
 
-def _work(jobs: list[Job]) -> Any:
-    """Make runs on a worker and return what their records hold, or the reason why there are none."""
+@contextlib.contextmanager
+def _cluster(workers: int, address: str | None) -> Iterator[Any]:
+    """Connect to a cluster, or start one; yield the module ``ray``; disconnect at the end."""
+    try:
+        import ray
+    except ImportError as error:
+        raise SettingError("The engine 'ray' needs Ray: pip install 'mipl[ray]'.") from error
+    if address is not None:
+        _check_reachable(address)
+    cores = min(workers, os.cpu_count() or 1)
+    local: dict[str, Any] = {} if address else {"num_cpus": cores, "include_dashboard": False}
+    try:
+        ray.init(address or "local", logging_level=logging.ERROR, log_to_driver=False, **local)
+    except Exception as error:  # Ray raises no specific exception if it cannot start
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SettingError(f"The Ray cluster {address or 'here'} cannot be used: {reason}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _work(job: Job) -> tuple[Outcome | str, list[str]]:
+    """Run a job on a worker; return its outcome, or the reason of its failure, and its warnings."""
     import torch
 
     torch.set_num_threads(1)
+    notices: list[str] = []
     try:
-        return measure(jobs)
-    except Exception as error:  # one run's failure is reported, and must not stop the rest
-        return f"{type(error).__name__}: {error}"
+        with forwarded_warnings(notices.append):
+            return measure(job), notices
+    except Exception as error:  # reported by the process that waits, which goes on with the other jobs
+        return f"{type(error).__name__}: {error}", notices
+
+
+def _result(ray: Any, finished: object) -> tuple[Outcome | str, list[str]]:
+    """Return what :func:`_work` returned, or the reason why it never did."""
+    try:
+        result: tuple[Outcome | str, list[str]] = ray.get(finished)
+    except ray.exceptions.RayError as error:
+        return f"its worker was lost {ATTEMPTS} times ({type(error).__name__})", []
+    return result
 
 
 def _check_reachable(address: str) -> None:
-    """Raise an error if nobody answers at ``host:port``: Ray would go on asking for minutes."""
+    """Raise an error if nothing answers at ``host:port``, for which Ray would wait for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdecimal():  # "auto", or a path: Ray knows what it means
+    if not port.isdecimal():  # "auto" or a path, which only Ray can check
         return
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except OSError as error:
         raise SettingError(f"No Ray cluster answers at {address}: {error.strerror or error}.") from error
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise SettingError("The engine 'ray' needs Ray: pip install 'mipl[ray]'.") from error
-    return ray

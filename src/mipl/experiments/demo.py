@@ -1,9 +1,10 @@
-"""The demo: one network trained three ways, compared on one page."""
+"""The demo: one network trained in three ways, compared on one page."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,81 +22,116 @@ from mipl.reports.html import BagView, ModelResult, demo_page
 
 SOURCE = Source("digits-mipl", r=1)
 EPOCHS = 30  # a little more than a minute on two free cores
-# (title, what to know of it, method, settings): the same network, recipe and seed each time
-WAYS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-    (
+
+
+class Variant(NamedTuple):
+    """A way of training the network; recipe and seed are the same for all."""
+
+    title: str
+    note: str
+    method: str
+    settings: dict[str, Any]
+
+
+VARIANTS = (
+    Variant(
         "Sigmoid head + MDL",
         "as the earlier methods do it: a softmax over sigmoid scores",
         "sam-mdl",
         {"head": "sigmoid"},
     ),
-    ("Linear head + MDL", "plain logits, disambiguation loss alone", "sam-mdl", {}),
-    ("Linear head + CDL", "plain logits, calibratable disambiguation loss (SAM-CN)", "sam-cn", {}),
+    Variant("Linear head + MDL", "plain logits, disambiguation loss alone", "sam-mdl", {}),
+    Variant("Linear head + CDL", "plain logits, calibratable disambiguation loss (SAM-CN)", "sam-cn", {}),
 )
 
 
 def run_demo(out: Path, folds: int, workers: int) -> tuple[list[dict[str, Any]], Path]:
-    """Make the runs that are not there yet, write ``out/index.html``, return one row per way and the page."""
+    """Make the missing runs and write the page.
+
+    Args:
+        out: the folder of the page, ``index.html``, and of the records.
+        folds: the number of folds of the cross-validation.
+        workers: the number of processes.
+
+    Returns:
+        One row of metrics per variant, and the path of the page.
+
+    Raises:
+        TrainingError: if a run fails.
+    """
     bags = SOURCE.open()
     store = Store(out / "runs")
-    kind = f"fold of {folds}"
-    jobs = [
-        [
-            Job(
-                source=SOURCE,
-                method=method,
-                # one network: the temperature of an ensemble would calibrate all three alike
-                params={"epochs": EPOCHS, "ensemble": 1, **settings},
-                split=fold,
-                splits=kind,
-                seed=0,
-                data_digest=bags.digest(),
-                split_digest=split_digest(bags, split_of(bags, kind, fold)),
-                store=str(store.root),
-                provenance=dict(bags.provenance),
-                extras=("attention",) if (method, fold) == (WAYS[-1][2], 1) else (),
-            )
-            for fold in range(1, folds + 1)
-        ]
-        for _, _, method, settings in WAYS
-    ]
-    failures = run_local([job for way in jobs for job in way], workers)
+    jobs = [_jobs(variant, bags, store, folds) for variant in VARIANTS]
+    failures = run_local([job for of_variant in jobs for job in of_variant], workers)
     if failures:
         raise TrainingError(f"{failures[0][0].title} failed: {failures[0][1]}.")
-    results, rows = [], []
-    for (title, note, method, _), way in zip(WAYS, jobs, strict=True):
-        records = [record for job in way if (record := store.get(job.spec)) is not None]
-        probabilities = np.concatenate([record.arrays["probabilities"] for record in records])
-        labels = np.concatenate([record.arrays["labels"] for record in records])
-        seconds = float(sum(record.info["seconds"]["fit"] for record in records))
-        results.append(ModelResult(method, title, note, probabilities, labels, seconds))
-        rows.append(
-            {
-                "title": title,
-                "method": method,
-                "test_bags": len(labels),
-                "mean_confidence": float(probabilities.max(axis=1).mean()),
-                "seconds": seconds,
-                **evaluate(probabilities, labels),
-            }
+    records = [[record for job in of_variant if (record := store.get(job.spec))] for of_variant in jobs]
+    results = [_result(variant, found) for variant, found in zip(VARIANTS, records, strict=True)]
+    first = records[-1][0]
+    page = out / "index.html"
+    demo_page(results, _views(bags, first, VARIANTS[-1].title), _facts(bags, first, folds), page)
+    return [_row(result) for result in results], page
+
+
+def _jobs(variant: Variant, bags: Bags, store: Store, folds: int) -> list[Job]:
+    """Return one job per fold; the first of the last variant also stores its attention."""
+    kind = f"fold of {folds}"
+    return [
+        Job(
+            source=SOURCE,
+            method=variant.method,
+            # one network: the temperature of an ensemble would calibrate all three alike
+            params={"epochs": EPOCHS, "ensemble": 1, **variant.settings},
+            split=fold,
+            splits=kind,
+            seed=0,
+            data_digest=bags.digest(),
+            split_digest=split_digest(bags, split_of(bags, kind, fold)),
+            store=str(store.root),
+            provenance=dict(bags.provenance),
+            extras=("attention",) if variant is VARIANTS[-1] and fold == 1 else (),
         )
-    first = store.get(jobs[-1][0].spec)
-    assert first is not None
-    epochs = first.spec["recipe_settings"]["epochs"]
-    facts = {
+        for fold in range(1, folds + 1)
+    ]
+
+
+def _result(variant: Variant, records: Sequence[Record]) -> ModelResult:
+    """Return the predictions of a variant for the test bags of all folds."""
+    return ModelResult(
+        name=variant.method,
+        title=variant.title,
+        note=variant.note,
+        probabilities=np.concatenate([record.arrays["probabilities"] for record in records]),
+        labels=np.concatenate([record.arrays["labels"] for record in records]),
+        seconds=float(sum(record.info["seconds"]["fit"] for record in records)),
+    )
+
+
+def _row(result: ModelResult) -> dict[str, Any]:
+    return {
+        "title": result.title,
+        "method": result.name,
+        "test_bags": len(result.labels),
+        "mean_confidence": float(result.probabilities.max(axis=1).mean()),
+        "seconds": result.seconds,
+        **evaluate(result.probabilities, result.labels),
+    }
+
+
+def _facts(bags: Bags, record: Record, folds: int) -> dict[str, str]:
+    """Return the provenance of the numbers."""
+    epochs = record.spec["recipe_settings"]["epochs"]
+    return {
         "Data": f"digits-mipl from scikit-learn's digits: {bags!r}",
         "Test": f"{folds}-fold cross-validation, so that every bag is tested once",
-        "Training": f"recipe {first.spec['recipe']}, {epochs} epochs, seed 0",
+        "Training": f"recipe {record.spec['recipe']}, {epochs} epochs, seed 0",
         "Command": f"mipl demo --folds {folds}",
         "Versions": ", ".join(f"{name} {version}" for name, version in mipl.versions().items()),
     }
-    page = out / "index.html"
-    demo_page(results, _views(bags, first, WAYS[-1][0]), facts, page)
-    return rows, page
 
 
 def _views(bags: Bags, record: Record, title: str) -> list[BagView]:
-    """Return four test bags to draw: the surest, one at the median, and the two most doubtful."""
+    """Return four test bags to draw: with the highest, the median and the two lowest confidences."""
     probabilities: NDArray[Any] = record.arrays["probabilities"]
     order = np.argsort(-probabilities.max(axis=1), kind="stable")
     place = {bag: i for i, bag in enumerate(bags.ids.tolist())}

@@ -1,81 +1,55 @@
-"""Runs by an engine: here, one process a run and one thread a process, or on a Ray cluster."""
+"""Engines that run jobs: local processes with one thread each, or a Ray cluster."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, ClassVar
 
 from mipl.errors import SettingError, suggest
+from mipl.experiments.notices import Notices, forwarded_warnings
 from mipl.experiments.runner import Job, run
 from mipl.records.store import Store
-from mipl.training.progress import progress_bar
+from mipl.training.progress import Report, progress_bar
 
 ENGINES = ("local", "ray")
-ATTEMPTS = 3  # starts of a run whose process is killed before it is a failure
+ATTEMPTS = 3  # before a run whose process is killed counts as failed
+REPORT_INTERVAL = 0.2  # seconds between two progress messages of a worker
 
+# Environment variables that a new process reads before torch can be configured: one thread for OpenMP and
+# BLAS; and a C library that keeps freed memory, which image encoders would otherwise request in every step.
+WORKER_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+    "MALLOC_TRIM_THRESHOLD_": str(2**29),
+}
 
-def run_local(jobs: Sequence[Job], workers: int, show: bool = True) -> list[tuple[Job, str]]:
-    """Make every run that has no record yet, ``workers`` at a time; return the failed ones with the reason.
-
-    A run that fails costs only itself. One whose process is killed is done again.
-    """
-    waiting = without_record(jobs)
-    # threads × processes are never above the cores
-    workers = max(1, min(workers, os.cpu_count() or 1, len(waiting) or 1))
-    total = sum(map(epochs_of, waiting))
-    failures: list[tuple[Job, str]] = []
-    running: dict[Connection, tuple[list[Job], SpawnProcess]] = {}
-    done: dict[int, int] = {}
-    killed: dict[int, int] = {}
-    context = multiprocessing.get_context("spawn")  # a forked torch may hang
-    with progress_bar("runs", total, show) as report:
-        try:
-            while waiting or running:
-                while waiting and len(running) < workers:
-                    unit = waiting.pop(0)
-                    ours, theirs = context.Pipe(duplex=False)
-                    process = context.Process(target=_work, args=(unit, theirs), daemon=True)
-                    with _worker_environment():
-                        process.start()
-                    theirs.close()
-                    running[ours] = (unit, process)
-                for connection in wait(list(running)):
-                    assert isinstance(connection, Connection)
-                    unit, process = running[connection]
-                    message = _receive(connection)
-                    if isinstance(message, int):
-                        done[id(unit)] = message * len(unit)
-                        report(sum(done.values()), unit[0].title)
-                        continue
-                    process.join()
-                    connection.close()
-                    del running[connection]
-                    if message is None:
-                        killed[id(unit)] = killed.get(id(unit), 0) + 1
-                        if killed[id(unit)] < ATTEMPTS:
-                            waiting.append(unit)
-                            continue
-                        message = f"its process ended {ATTEMPTS} times with code {process.exitcode}"
-                    done[id(unit)] = epochs_of(unit)
-                    if message != "finished":
-                        failures += [(job, message) for job in unit]
-        finally:
-            for _, process in running.values():
-                process.terminate()
-                process.join()
-    return failures
+Failure = tuple[Job, str]  # a job and the reason of its failure
 
 
 def run_jobs(
     jobs: Sequence[Job], engine: str, workers: int, address: str | None = None, show: bool = True
-) -> list[tuple[Job, str]]:
-    """Make the runs that have no record yet with the engine ``local`` or ``ray``; return the failed ones."""
+) -> list[Failure]:
+    """Run the jobs that have no record yet.
+
+    Args:
+        jobs: the runs that are wanted.
+        engine: "local" or "ray".
+        workers: the number of processes.
+        address: the address of a Ray cluster; without it, one is started on this machine.
+        show: whether to show a progress bar.
+
+    Returns:
+        The jobs that failed, with the reason.
+    """
     if engine not in ENGINES:
         raise SettingError(f"There is no engine '{engine}'.{suggest(engine, ENGINES)}")
     if engine == "ray":
@@ -83,20 +57,135 @@ def run_jobs(
 
         return run_ray(jobs, workers, address, show)
     if address is not None:
-        raise SettingError("--address is that of a Ray cluster: give --engine ray with it.")
+        raise SettingError("--address is the address of a Ray cluster: add --engine ray.")
     return run_local(jobs, workers, show)
 
 
-def without_record(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return what is still to be run, one list per process.
+def run_local(jobs: Sequence[Job], workers: int, show: bool = True) -> list[Failure]:
+    """Run the jobs that have no record yet in ``workers`` processes; return the failed ones.
 
-    A record without the extras that are asked for counts as missing.
+    A failure does not stop the other runs. A run whose process is killed is repeated.
     """
-    return [[job] for job in jobs if not Store(Path(job.store)).has(job.spec, job.extras)]
+    pool = _Pool(without_record(jobs), workers)
+    with progress_bar("runs", pool.epochs, show) as report:
+        try:
+            pool.run(report)
+        finally:
+            pool.stop()
+    pool.notices.show()
+    return pool.failures
 
 
-def _work(jobs: list[Job], connection: Any) -> None:
-    """Make the runs of one process, sending the epochs done, then ``finished`` or the reason."""
+def without_record(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs that have no record, or one without the extras that they ask for."""
+    return [job for job in jobs if not Store(Path(job.store)).has(job.spec, job.extras)]
+
+
+def epochs_of(job: Job) -> int:
+    """Return the number of epochs that a job trains for."""
+    return int(job.spec.recipe_settings["epochs"])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Progress:
+    """A worker has trained for this number of epochs."""
+
+    epochs: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Notice:
+    """A worker has issued a warning."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _End:
+    """A worker has finished its run, or failed for a reason."""
+
+    failure: str | None
+
+
+_Message = _Progress | _Notice | _End
+
+
+@dataclasses.dataclass(eq=False)
+class _Task:
+    """A job and its progress."""
+
+    job: Job
+    epochs: int
+    done: int = 0  # epochs
+    lost: int = 0  # processes that were killed
+
+
+class _Pool:
+    """Processes that run jobs, at most ``workers`` at a time."""
+
+    def __init__(self, jobs: Sequence[Job], workers: int) -> None:
+        self.tasks = [_Task(job, epochs_of(job)) for job in jobs]
+        self.workers = max(1, min(workers, os.cpu_count() or 1))
+        self.failures: list[Failure] = []
+        self.notices = Notices()
+        self._waiting = list(self.tasks)
+        self._running: dict[Connection, tuple[_Task, SpawnProcess]] = {}
+        self._context = multiprocessing.get_context("spawn")  # a forked torch may hang
+
+    @property
+    def epochs(self) -> int:
+        """The epochs of all jobs."""
+        return sum(task.epochs for task in self.tasks)
+
+    def run(self, report: Report) -> None:
+        """Run all jobs and report the number of epochs that are done."""
+        while self._waiting or self._running:
+            while self._waiting and len(self._running) < self.workers:
+                self._start(self._waiting.pop(0))
+            for connection in wait(list(self._running)):
+                assert isinstance(connection, Connection)
+                task, _ = self._running[connection]
+                match _receive(connection):
+                    case _Progress(epochs):
+                        task.done = epochs
+                        report(sum(each.done for each in self.tasks), task.job.title)
+                    case _Notice(text):
+                        self.notices.add(text, task.job.title)
+                    case ended:
+                        self._finish(connection, ended)
+
+    def stop(self) -> None:
+        """End all processes."""
+        for _, process in self._running.values():
+            process.terminate()
+            process.join()
+
+    def _start(self, task: _Task) -> None:
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_work, args=(task.job, theirs), daemon=True)
+        with _worker_environment():
+            process.start()
+        theirs.close()
+        self._running[ours] = (task, process)
+
+    def _finish(self, connection: Connection, ended: _End | None) -> None:
+        """Handle the end of a process; ``ended`` is None if it was killed."""
+        task, process = self._running.pop(connection)
+        process.join()
+        connection.close()
+        if ended is None:
+            task.lost += 1
+            if task.lost < ATTEMPTS:
+                self._waiting.append(task)
+                return
+            ended = _End(f"its process ended {ATTEMPTS} times with code {process.exitcode}")
+        task.done = task.epochs
+        if ended.failure is not None:
+            self.failures.append((task.job, ended.failure))
+
+
+def _work(job: Job, connection: Connection) -> None:
+    """Run a job in a new process and send messages about it."""
     import torch
 
     torch.set_num_threads(1)
@@ -104,50 +193,38 @@ def _work(jobs: list[Job], connection: Any) -> None:
 
     def report(done: int, note: str = "") -> None:
         nonlocal last
-        if time.monotonic() - last > 0.2:
+        if time.monotonic() - last > REPORT_INTERVAL:
             last = time.monotonic()
-            connection.send(done)
+            connection.send(_Progress(done))
 
     try:
-        run(jobs, report)
-        connection.send("finished")
-    except (KeyboardInterrupt, BrokenPipeError):  # stopped, or nobody is left to tell
+        with forwarded_warnings(lambda text: connection.send(_Notice(text))):
+            run(job, report)
+        connection.send(_End(None))
+    except (KeyboardInterrupt, BrokenPipeError):  # stopped, or the parent process has ended
         pass
-    except Exception as error:  # one run's failure is reported, and must not stop the rest
-        connection.send(f"{type(error).__name__}: {error}")
+    except Exception as error:  # reported by the parent process, which goes on with the other jobs
+        connection.send(_End(f"{type(error).__name__}: {error}"))
 
 
-def _receive(connection: Connection) -> Any:
+def _receive(connection: Connection) -> _Message | None:
+    """Return the next message, or None if the process was killed."""
     try:
-        return connection.recv()
+        message: _Message = connection.recv()
     except EOFError:
         return None
+    return message
 
 
-def epochs_of(unit: list[Job]) -> int:
-    """Return the epochs that runs will train for, in all."""
-    return len(unit) * int(unit[0].spec.recipe_settings["epochs"])
-
-
-class _worker_environment:  # noqa: N801 (used as a context manager)
-    """Give a new process what is read before torch can be asked.
-
-    One thread, by OpenMP. And, by the C library, memory that stays with the process when it is free: image
-    encoders would give it back, and ask for it anew, in every step.
-    """
-
-    SETTINGS: ClassVar = {
-        **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
-        "MALLOC_MMAP_THRESHOLD_": str(2**25),
-        "MALLOC_TRIM_THRESHOLD_": str(2**29),
-    }
-
-    def __enter__(self) -> None:
-        self.before = {name: os.environ.get(name) for name in self.SETTINGS}
-        os.environ.update(self.SETTINGS)
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self.before.items():
+@contextlib.contextmanager
+def _worker_environment() -> Iterator[None]:
+    """Set ``WORKER_ENVIRONMENT`` for the processes that are started in the block."""
+    before = {name: os.environ.get(name) for name in WORKER_ENVIRONMENT}
+    os.environ.update(WORKER_ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:

@@ -1,4 +1,4 @@
-"""One run: open the data, split, train, predict, measure, leave a record."""
+"""One run: open the data, split, train, predict, evaluate, write a record."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,12 +39,10 @@ from mipl.registry import in_force, restored, settings_of
 from mipl.training.progress import Report
 from mipl.training.recipe import RECIPE_VERSION, Recipe
 
-Outcome = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # a record's info and arrays
-
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A run to be made, and where its data and its record are."""
+    """A run to be made, with the places of its data and of its record."""
 
     source: Source
     method: str
@@ -57,13 +55,13 @@ class Job:
     store: str
     split_folder: str = ""  # of official splits
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the bags
-    share: float = 1.0  # of the split's training bags to train on
-    vectors: bool = False  # whether instances are vectors: what is for images only is then not of the run
-    extras: tuple[str, ...] = ()  # that the record is to hold besides, of EXTRAS
+    share: float = 1.0  # fraction of the split's training bags to use
+    vectors: bool = False  # whether instances are vectors; settings for images are then not part of the run
+    extras: tuple[str, ...] = ()  # optional contents of the record, of EXTRAS
 
     @property
     def title(self) -> str:
-        """A few words for the progress bar."""
+        """A short name for the progress bar and for messages."""
         return f"{self.source.title} {self.method} split {self.split}"
 
     def classifier(self) -> BagClassifier:
@@ -72,7 +70,7 @@ class Job:
 
     @property
     def spec(self) -> RunSpec:
-        """What identifies the run."""
+        """The identity of the run."""
         classifier = self.classifier()
         method, recipe = classifier.parts(self.provenance)
         for extra in {"features", "attention", "cost"} & set(self.extras):
@@ -95,23 +93,33 @@ class Job:
         )
 
 
-def run(jobs: Sequence[Job], report: Report | None = None) -> None:
-    """Make one run, or several of one method at once, and leave their records in the store."""
-    for job, (info, arrays) in zip(jobs, measure(jobs, report), strict=True):
-        keep(job, info, arrays)
+class Outcome(NamedTuple):
+    """The contents of a record."""
+
+    info: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]
 
 
-def keep(job: Job, info: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
-    """Leave the record of a finished run in the store."""
-    Store(Path(job.store)).put(job.spec, info, arrays)
+def run(job: Job, report: Report | None = None) -> None:
+    """Train and evaluate a job, and write its record."""
+    save_record(job, measure(job, report))
 
 
-def measure(jobs: Sequence[Job], report: Report | None = None) -> list[Outcome]:
-    """Make one run, or several of one method at once, and return what their records hold."""
-    bags = jobs[0].source.open()
-    splits = [_planned_split(bags, job) for job in jobs]
-    classifiers = [job.classifier() for job in jobs]
-    marks: list[tuple[int, float]] = []  # epochs done, and when by the processor
+def save_record(job: Job, outcome: Outcome) -> None:
+    """Write the record of a finished job."""
+    Store(Path(job.store)).put(job.spec, outcome.info, outcome.arrays)
+
+
+def measure(job: Job, report: Report | None = None) -> Outcome:
+    """Train and evaluate a job, and return the contents of its record.
+
+    Raises:
+        DataError: if the data or the split have changed since the job was planned.
+    """
+    bags = job.source.open()
+    train, test = _planned_split(bags, job)
+    classifier = job.classifier()
+    marks: list[tuple[int, float]] = []  # (epochs done, processor time)
 
     def timed(done: int, note: str = "") -> None:
         marks.append((done, time.process_time()))
@@ -119,23 +127,30 @@ def measure(jobs: Sequence[Job], report: Report | None = None) -> list[Outcome]:
             report(done, note)
 
     started = _clocks()
-    for classifier, (train, _) in zip(classifiers, splits, strict=True):
-        classifier.fit(bags[train], report=timed)
-    fit, fit_processor = ((_clocks() - started) / len(jobs)).tolist()
-    seconds = {"fit": fit, "fit_processor": fit_processor}
-    if epoch := epoch_seconds(marks):
-        seconds["epoch_processor"] = epoch / len(jobs)
-    return [
-        _outcome(job, bags, split, classifier, seconds)
-        for job, split, classifier in zip(jobs, splits, classifiers, strict=True)
-    ]
+    classifier.fit(bags[train], report=timed)
+    fitted = _clocks() - started
+    started = _clocks()
+    test_bags = bags[test]
+    probabilities = classifier.predict_proba(test_bags)
+    predicted = _clocks() - started
+    epoch = epoch_seconds(marks)
+    seconds = {
+        "fit": float(fitted[0]),
+        "fit_processor": float(fitted[1]),
+        **({"epoch_processor": epoch} if epoch else {}),
+        "predict": float(predicted[0]),
+        "predict_processor": float(predicted[1]),
+    }
+    arrays = _arrays(job, bags, train, test_bags, classifier, probabilities)
+    data = {"train_bags": len(train), "test_bags": len(test), "provenance": dict(bags.provenance)}
+    return Outcome(_info(job, data, seconds, classifier, test_bags, probabilities), arrays)
 
 
 def epoch_seconds(marks: Sequence[tuple[int, float]]) -> float | None:
-    """Return the time of an epoch from marks (epochs done, when), or None where no two tell it.
+    """Return the median time of an epoch from marks (epochs done, time), or None for fewer than two.
 
-    The median, as the first epoch finds nothing ready and any may be disturbed. What is marked before the
-    first, as pretraining is, and a second attempt's return to it count for nothing.
+    The median, because the first epoch is slower and any epoch may be disturbed. Marks before the first
+    epoch, as of pretraining, and the return to the beginning by a second attempt are ignored.
     """
     ends = [mark for mark in marks if mark[0] > 0]
     pairs = [(before, after) for before, after in pairwise(ends) if after[0] > before[0]]
@@ -144,18 +159,19 @@ def epoch_seconds(marks: Sequence[tuple[int, float]]) -> float | None:
 
 
 def _clocks() -> NDArray[np.float64]:
-    """Return the time by the clock and that of this process's work, which other processes do not lengthen."""
+    """Return wall-clock time and processor time of this process; other processes do not affect the second."""
     return np.array([time.perf_counter(), time.process_time()])
 
 
-def _outcome(
-    job: Job, bags: Bags, split: Split, classifier: BagClassifier, seconds: dict[str, float]
-) -> Outcome:
-    train, test = split
-    started = _clocks()
-    test_bags = bags[test]
-    probabilities = classifier.predict_proba(test_bags)
-    predicted = _clocks() - started
+def _arrays(
+    job: Job,
+    bags: Bags,
+    train: NDArray[np.int64],
+    test_bags: Bags,
+    classifier: BagClassifier,
+    probabilities: NDArray[Any],
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a record: predictions for the test bags, and the extras of the job."""
     assert test_bags.labels is not None
     arrays = {
         "ids": test_bags.ids,
@@ -176,18 +192,27 @@ def _outcome(
             "training_candidates": train_bags.candidates,
             "training_labels": train_bags.labels,
         }
-    # what was estimated of the candidate sets, at the end of the training
+    return arrays
+
+
+def _info(
+    job: Job,
+    data: dict[str, Any],
+    seconds: dict[str, float],
+    classifier: BagClassifier,
+    test_bags: Bags,
+    probabilities: NDArray[Any],
+) -> dict[str, Any]:
+    """Return the info of a record: metrics, data, cost, fitted values, versions."""
+    assert test_bags.labels is not None
     history = classifier.history_
-    trust = {name: course[-1] for name, course in history.items() if name.startswith("trust")}
-    info = {
+    # estimates about the candidate sets at the end of training
+    trust = {name: values[-1] for name, values in history.items() if name.startswith("trust")}
+    return {
         "given": {name: value for name, value in job.params.items() if name != "recipe"},
         "metrics": evaluate(probabilities, test_bags.labels),
-        "data": {"train_bags": len(train), "test_bags": len(test), "provenance": dict(bags.provenance)},
-        "seconds": {
-            **seconds,
-            "predict": float(predicted[0]),
-            "predict_processor": float(predicted[1]),
-        },
+        "data": data,
+        "seconds": seconds,
         "peak_memory_mb": peak_memory_mb(),
         "parameters": sum(p.numel() for p in classifier.network_.parameters()),
         "loss": history["loss"],
@@ -199,21 +224,19 @@ def _outcome(
         "threads": torch.get_num_threads(),
         "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
         "versions": mipl.versions(),
+        **({"flops": _flops(classifier, test_bags)} if classifier.has_attention else {}),
     }
-    if classifier.has_attention:
-        info["flops"] = _flops(classifier, test_bags)
-    return info, arrays
 
 
 def _temperature(classifier: BagClassifier) -> dict[str, float]:
-    """Return the temperature that training has fitted, if it has."""
+    """Return the temperature that training has fitted, if any."""
     scaling = None if classifier.calibration_ is None else classifier.calibration_.scaling
     temperature = None if scaling is None else scaling.temperature
     return {} if temperature is None else {"temperature": temperature}
 
 
 def _flops(classifier: BagClassifier, bags: Bags) -> int:
-    """Return the operations of matrix products and convolutions in predicting a bag of nearly mean size."""
+    """Return the FLOPs of matrix products and convolutions in predicting the bag closest to the mean size."""
     middle = int(np.abs(bags.sizes - bags.sizes.mean()).argmin())
     with FlopCounterMode(display=False) as counter:
         classifier.predict_log_proba(bags[[middle]])
@@ -221,7 +244,10 @@ def _flops(classifier: BagClassifier, bags: Bags) -> int:
 
 
 def is_present(record: Record) -> bool:
-    """Tell whether a run is what its command would make now: defaults and training may have changed since."""
+    """Return whether a run is of the present recipe: the same command would make the same run now.
+
+    Defaults and the training procedure may have changed since the record was written.
+    """
     spec = record.spec
     if record.recipe_version != RECIPE_VERSION:
         return False
@@ -229,9 +255,9 @@ def is_present(record: Record) -> bool:
         classifier = make_classifier(spec["method"], recipe=spec["recipe"], **record.info.get("given", {}))
         method, recipe = classifier.parts(record.info.get("data", {}).get("provenance"))
     except SettingError:
-        return False  # a setting was given that is no more
-    named = (type(method), spec["hyper_parameters"]), (Recipe, spec["recipe_settings"])
-    if any(stored.keys() - settings_of(owner).keys() for owner, stored in named):
+        return False  # a setting was given that no longer exists
+    settings = (type(method), spec["hyper_parameters"]), (Recipe, spec["recipe_settings"])
+    if any(stored.keys() - settings_of(owner).keys() for owner, stored in settings):
         return False
     if restored(type(method), spec["hyper_parameters"]) != method:
         return False
@@ -242,10 +268,10 @@ def split_of(bags: Bags, splits: str, number: int, *, share: float = 1.0, folder
     """Return the (train, test) indices of a split.
 
     Args:
-        bags: the bags to be split; they need true labels.
+        bags: the bags to split; they need true labels.
         splits: "stratified", "official" or "fold of K".
         number: the number of the split, from 1.
-        share: the share of the training bags to keep.
+        share: the fraction of the training bags to use.
         folder: the folder of the files of official splits.
 
     Raises:
@@ -270,7 +296,7 @@ def split_of(bags: Bags, splits: str, number: int, *, share: float = 1.0, folder
 
 
 def _planned_split(bags: Bags, job: Job) -> Split:
-    """Return the split of a job, or raise an error if it is no longer the one that was planned."""
+    """Return the split of a job, or raise an error if it differs from the one that was planned."""
     if bags.digest() == job.data_digest:
         split = split_of(bags, job.splits, job.split, share=job.share, folder=job.split_folder)
         if split_digest(bags, split) == job.split_digest:
@@ -278,4 +304,4 @@ def _planned_split(bags: Bags, job: Job) -> Split:
         changed = f"Split {job.split} of {job.source.name}"
     else:
         changed = job.source.name
-    raise DataError(f"{changed} has changed since the runs were planned: start again.")
+    raise DataError(f"{changed} has changed since the runs were planned: run the command again.")

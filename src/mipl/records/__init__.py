@@ -1,4 +1,4 @@
-"""What a run is, and folders of finished runs: ``mipl.records.load_table("runs")`` has them as one table."""
+"""Records of finished runs: ``mipl.records.load_table("runs")`` returns them as one table."""
 
 from mipl.records.table import load_table
 

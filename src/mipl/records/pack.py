@@ -1,8 +1,8 @@
-"""Finished runs in two Parquet files, small enough to be kept with the code.
+"""Finished runs in two Parquet files that are small enough to be committed with the code.
 
-``runs.parquet`` has a row per run: the columns of :func:`mipl.records.load_table` and the whole record but
-its arrays, as JSON. ``predictions.parquet`` has the test bags' ids, labels and log-probabilities, in steps of
-1/512. Metrics are those of the unrounded probabilities.
+``runs.parquet`` has one row per run: the columns of :func:`mipl.records.load_table`, and the record without
+its arrays as JSON. ``predictions.parquet`` has the ids, labels and log-probabilities of the test bags, the
+last quantised in steps of 1/512. Metrics are those of the probabilities before quantisation.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from mipl.records.store import Record
 from mipl.records.table import load_table
 
 RUNS, PREDICTIONS = "runs.parquet", "predictions.parquet"
-STEPS = 512  # per nat: a probability is kept to 0.1 %
-LOWEST = -60.0  # log-probabilities below are raised to it
+STEPS = 512  # per nat: the relative error of a probability is at most 0.1%
+LOWEST = -60.0  # smaller log-probabilities are clipped
 SCHEMA = pa.schema(
     {
         "hash": pa.string(),
         "ids": pa.list_(pa.string()),
         "labels": pa.list_(pa.int16()),
-        "log_probabilities": pa.list_(pa.int16()),  # (m · k), row by row, in steps of 1/512
+        "log_probabilities": pa.list_(pa.int16()),  # (m · k), row by row, times 512
     }
 )
 
 
 def write_pack(records: Iterable[Record], folder: Path) -> None:
-    """Write records as ``runs.parquet`` and ``predictions.parquet`` into a folder, each whole or not."""
-    kept = sorted(records, key=lambda record: str(record.info["hash"]))
+    """Write records as ``runs.parquet`` and ``predictions.parquet`` into a folder, each atomically."""
+    chosen = sorted(records, key=lambda record: str(record.info["hash"]))
     folder.mkdir(parents=True, exist_ok=True)
-    predictions = pa.Table.from_pylist([_predictions(record) for record in kept], schema=SCHEMA)
-    runs = load_table(kept).append_column("info", pa.array([json.dumps(record.info) for record in kept]))
-    # predictions first: a run that is listed has its predictions
+    predictions = pa.Table.from_pylist([_predictions(record) for record in chosen], schema=SCHEMA)
+    runs = load_table(chosen).append_column("info", pa.array([json.dumps(record.info) for record in chosen]))
+    # predictions first, so that every listed run has its predictions
     for name, table in ((PREDICTIONS, predictions), (RUNS, runs)):
         with atomic_file(folder / name) as temporary:
             pyarrow.parquet.write_table(table, temporary, compression="zstd", compression_level=19)
 
 
 def is_pack(folder: Path) -> bool:
-    """Return whether a folder holds packed records."""
+    """Return whether a folder has packed records."""
     return (folder / RUNS).is_file()
 
 

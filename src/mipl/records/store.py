@@ -1,4 +1,4 @@
-"""Folders of finished runs: ``<hash>/record.json``, its predictions and checksums, whole or not there.
+"""Folders of finished runs: ``<hash>/record.json`` with predictions and checksums, written atomically.
 
 A folder may also hold packed runs (records/pack.py), which are read in the same way.
 """
@@ -20,20 +20,27 @@ from numpy.typing import NDArray
 
 from mipl.errors import MiplNotice, StorageError
 from mipl.files import ASIDE, atomic_folder, parse_json, read_folder, write_checksums, write_json
-from mipl.records.spec import RunSpec
+from mipl.records.spec import RunSpec, spec_hash
 
 FORMAT = "mipl-record-1"
 INFO, PREDICTIONS = "record.json", "predictions.npz"
 ARRAYS = ("ids", "probabilities", "labels")
-# What a record has besides, some of it only where a run was asked for it: it decides no result.
+# Optional contents of a record, stored on request. They do not affect the result or the hash of a run.
 EXTRAS = {
     "features": "the test bags' features z of Eq. 13",
-    "attention": "the attention of every instance of the test bags",
-    "training": "probabilities, candidates and labels of the training bags",
-    "cost": "arithmetic of a prediction, and processor time",  # of every run by attention, asked or not
+    "attention": "the attention weights of all instances of the test bags",
+    "training": "probabilities, candidate sets and labels of the training bags",
+    "cost": "FLOPs of a prediction and processor time",  # stored for every method with attention
 }
-# What reading a damaged record can raise; a zip file with a changed byte alone gives four kinds.
-DAMAGE = (
+# The key that a record with an extra has, in its arrays or in its info.
+EXTRA_KEYS = {
+    "features": "features",
+    "attention": "attention",
+    "training": "training_probabilities",
+    "cost": "flops",
+}
+# Exceptions that reading a damaged record can raise; one changed byte of a zip file alone gives four kinds.
+READ_ERRORS = (
     OSError,
     ValueError,
     KeyError,
@@ -45,8 +52,7 @@ DAMAGE = (
     zlib.error,
 )
 
-
-# The folder of a run, or where it stands for a moment while another replaces it.
+# The folder of a run, or its temporary name while another version replaces it.
 RECORD_FOLDER = re.compile(rf"([^.].*)|\.(.+)\.[0-9a-f]{{12}}{re.escape(ASIDE)}")
 
 
@@ -59,7 +65,7 @@ class Record:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The spec that made it."""
+        """The spec of the run (see :class:`mipl.records.spec.RunSpec`)."""
         return dict(self.info["spec"])
 
     @property
@@ -69,24 +75,17 @@ class Record:
 
     @property
     def share(self) -> float:
-        """The share of the split's training bags that it was trained on."""
+        """The fraction of the split's training bags that was used."""
         return float(self.info["spec"].get("share", 1.0))
 
     @property
     def recipe_version(self) -> int:
-        """The version of the recipe that it was trained with."""
+        """The version of the recipe that was used."""
         return int(self.info["spec"].get("recipe_version", 1))
 
-    def holds(self, extras: Iterable[str]) -> bool:
-        """Tell whether it has all of some ``EXTRAS``."""
-        marks = {
-            "features": self.arrays,
-            "attention": self.arrays,
-            "training_probabilities": self.arrays,
-            "flops": self.info,
-        }
-        there = dict(zip(EXTRAS, (mark in place for mark, place in marks.items()), strict=True))
-        return all(there[name] for name in extras)
+    def has_extras(self, extras: Iterable[str]) -> bool:
+        """Return whether the record has all the given ``EXTRAS``."""
+        return all(EXTRA_KEYS[name] in self.arrays or EXTRA_KEYS[name] in self.info for name in extras)
 
 
 class Store:
@@ -96,17 +95,17 @@ class Store:
         self.root = root
 
     def get(self, spec: RunSpec) -> Record | None:
-        """Return the finished run of this spec, or None where there is none; a notice names a damaged one."""
+        """Return the record of this spec, or None if it is missing or damaged; warn if it is damaged."""
         return self._read_or_warn(spec.hash)
 
     def has(self, spec: RunSpec, extras: Iterable[str] = ()) -> bool:
-        """Tell whether there is a finished run of this spec that holds some ``EXTRAS``."""
+        """Return whether there is a record of this spec that has the given ``EXTRAS``."""
         record = self.get(spec)
-        return record is not None and record.holds(extras)
+        return record is not None and record.has_extras(extras)
 
     def put(self, spec: RunSpec, info: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Write a finished run; one of the same spec, damaged or with fewer extras, is replaced."""
-        content = io.BytesIO()  # first: Python's own write says why it failed, for example on a full disk
+        """Write the record of a finished run, replacing a previous record of the same spec."""
+        content = io.BytesIO()  # not directly to the file: NumPy hides why a write failed, as on a full disk
         np.savez_compressed(content, allow_pickle=False, **arrays)
         with atomic_folder(self.root / spec.hash, marker=None) as temporary:
             (temporary / PREDICTIONS).write_bytes(content.getvalue())
@@ -116,11 +115,11 @@ class Store:
             write_checksums(temporary)
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield every sound record, in the order of the hashes, then packed ones (records/pack.py).
+        """Yield every valid record in the order of the hashes, then the packed ones (records/pack.py).
 
-        A notice names every damaged one.
+        Warns of every damaged one.
         """
-        from mipl.records.pack import is_pack, read_pack  # which needs the records of this module
+        from mipl.records.pack import is_pack, read_pack  # avoids a circular import
 
         entries = (entry.name for entry in self.root.iterdir()) if self.root.is_dir() else ()
         names = {match[1] or match[2] for entry in entries if (match := RECORD_FOLDER.fullmatch(entry))}
@@ -135,7 +134,7 @@ class Store:
         try:
             return self._read(self.root / name)
         except StorageError as error:
-            warn_of(error)
+            warn_skipped(error)
             return None
 
     def _read(self, folder: Path) -> Record | None:
@@ -146,8 +145,8 @@ class Store:
             info = parse_json(files[INFO], folder / INFO, FORMAT)
             with np.load(io.BytesIO(files[PREDICTIONS]), allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
-            sound = (
-                RunSpec(**info["spec"]).hash == info["hash"] == folder.name
+            valid = (
+                spec_hash(info["spec"]) == info["hash"] == folder.name
                 and len({len(arrays[name]) for name in ARRAYS}) == 1
                 and all(map(_is_number, (*info["metrics"].values(), *info["seconds"].values())))
                 and all(isinstance(info.get(name, {}), dict) for name in ("given", "data"))
@@ -155,17 +154,17 @@ class Store:
         except StorageError:
             raise
         except KeyError as error:
-            raise StorageError(f"{folder} is damaged: it holds no {error.args[0]}.") from error
-        except DAMAGE as error:
+            raise StorageError(f"{folder} is damaged: it has no {error.args[0]}.") from error
+        except READ_ERRORS as error:
             raise StorageError(f"{folder} is damaged: {error}.") from error
-        if not sound:
-            raise StorageError(f"{folder} does not hold the run that its name says.")
+        if not valid:
+            raise StorageError(f"{folder} does not contain the run that its name refers to.")
         return Record(info, arrays)
 
 
-def warn_of(error: object) -> None:
-    """Warn that a record is left out because it is damaged."""
-    text = f"{error} The record is left out: delete its folder, or make the run again."
+def warn_skipped(error: object) -> None:
+    """Warn that a damaged record is skipped."""
+    text = f"{error} The record is skipped: delete its folder, or repeat the run."
     warnings.warn(text, MiplNotice, stacklevel=4)
 
 

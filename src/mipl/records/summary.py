@@ -1,10 +1,10 @@
-"""Means over splits, from records."""
+"""Means over splits, computed from records."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,48 +12,81 @@ from numpy.typing import NDArray
 from mipl.records.store import Record
 
 
-def summarise(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return a row for each data set, r, kind of splits, method, recipe and settings or share given.
+class SummaryRow(TypedDict):
+    """The runs of one method with the same settings on one data set."""
 
-    Data sets of one name and different digests have rows of their own, and so have versions of a recipe and
-    settings that differ although the same were given, because a default has changed between the runs.
-    A row has the number of runs, mean and standard deviation of accuracy and ECE in percent (None for a
-    single run), the worst split's accuracy, the highest confidence and the mean seconds of training. A run
-    that was made alone and together with other splits counts once, alone.
+    dataset: str
+    r: int | None
+    data_digest: str
+    splits: str
+    method: str
+    recipe: str
+    recipe_version: int
+    given: str  # settings that differ from the defaults
+    runs: int
+    accuracy: float  # mean, in percent
+    accuracy_std: float | None  # None for a single run
+    accuracy_min: float
+    ece: float  # mean, in percent
+    ece_std: float | None
+    highest_confidence: float
+    seconds: float  # mean time of training
+
+
+class _Group(NamedTuple):
+    """What the runs of one row have in common."""
+
+    dataset: str
+    r: int | None
+    data_digest: str
+    splits: str
+    method: str
+    recipe: str
+    recipe_version: int
+    given: str
+    settings: str  # all of them: a default may have changed between runs for which the same were given
+
+
+def summarise(records: Iterable[Record]) -> list[SummaryRow]:
+    """Return one row per data set, r, kind of splits, method, recipe, settings and fraction of training bags.
+
+    Different data of the same name have separate rows, and so have versions of a recipe.
     """
-    groups: dict[tuple[Any, ...], dict[str, Record]] = {}
-    for record in sorted(records, key=lambda record: "together" not in record.spec):
-        settings = dict(record.info.get("given", {})) | ({"share": record.share} if record.share < 1 else {})
-        given = ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
-        names = ("dataset", "r", "data_digest", "splits", "method", "recipe")
-        used = [record.spec[name] for name in ("hyper_parameters", "recipe_settings")]
-        key = (
-            *(record.spec[name] for name in names),
-            record.recipe_version,
-            given,
-            json.dumps(used, sort_keys=True),
-        )
-        alone = {name: value for name, value in record.spec.items() if name != "together"}
-        groups.setdefault(key, {})[json.dumps(alone, sort_keys=True)] = record
-    return [
-        _row(key, list(members.values()))
-        for key, members in sorted(groups.items(), key=lambda item: tuple(map(str, item[0])))
-    ]
+    groups: dict[_Group, dict[str, Record]] = {}  # by hash: a run that is listed twice counts once
+    for record in records:
+        groups.setdefault(_group(record), {})[record.info["hash"]] = record
+    ordered = sorted(groups.items(), key=lambda item: tuple(map(str, item[0])))
+    return [_row(group, list(members.values())) for group, members in ordered]
 
 
-def _row(key: tuple[Any, ...], members: list[Record]) -> dict[str, Any]:
-    dataset, r, digest, splits, method, recipe, version, given, _ = key
+def _group(record: Record) -> _Group:
+    spec = record.spec
+    given = dict(record.info.get("given", {})) | ({"share": record.share} if record.share < 1 else {})
+    return _Group(
+        dataset=spec["dataset"],
+        r=spec["r"],
+        data_digest=spec["data_digest"],
+        splits=spec["splits"],
+        method=spec["method"],
+        recipe=spec["recipe"],
+        recipe_version=record.recipe_version,
+        given=", ".join(f"{name}={value}" for name, value in sorted(given.items())),
+        settings=json.dumps([spec["hyper_parameters"], spec["recipe_settings"]], sort_keys=True),
+    )
+
+
+def _row(group: _Group, members: list[Record]) -> SummaryRow:
     accuracy = 100 * np.array([member.metrics["accuracy"] for member in members])
     ece = 100 * np.array([member.metrics["expected_calibration_error"] for member in members])
     return {
-        "dataset": dataset,
-        "r": r,
-        "data_digest": digest,
-        "splits": splits,
-        "method": method,
-        "recipe": recipe,
-        "recipe_version": version,
-        "given": given,
+        "dataset": group.dataset,
+        "r": group.r,
+        "data_digest": group.data_digest,
+        "splits": group.splits,
+        "method": group.method,
+        "recipe": group.recipe,
+        "recipe_version": group.recipe_version,
+        "given": group.given,
         "runs": len(members),
         "accuracy": float(accuracy.mean()),
         "accuracy_std": sample_std(accuracy),
@@ -66,5 +99,5 @@ def _row(key: tuple[Any, ...], members: list[Record]) -> dict[str, Any]:
 
 
 def sample_std(values: NDArray[np.float64]) -> float | None:
-    """Return the sample standard deviation, or None: a single value has none."""
+    """Return the sample standard deviation, or None for a single value."""
     return float(values.std(ddof=1)) if len(values) > 1 else None

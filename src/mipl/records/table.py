@@ -1,4 +1,4 @@
-"""Records as one table, a row a run."""
+"""Records as one table, one row per run."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import pyarrow.parquet
 
 from mipl.errors import SettingError, StorageError
 from mipl.files import atomic_file
-from mipl.records.store import Record, Store, warn_of
+from mipl.records.store import Record, Store, warn_skipped
 
 COLUMNS = {
     "hash": pa.string(),
     "dataset": pa.string(),
     "r": pa.int64(),
     "data_digest": pa.string(),
-    "split_digest": pa.string(),  # of the ids of the training and test bags; empty in records without one
+    "split_digest": pa.string(),  # of the ids of the training and test bags; empty in old records
     "method": pa.string(),
     "recipe": pa.string(),
     "recipe_version": pa.int64(),
-    "given": pa.string(),  # JSON of the settings that differ from the method's and the recipe's own
+    "given": pa.string(),  # JSON of the settings that differ from the defaults
     "splits": pa.string(),
     "split": pa.int64(),
     "seed": pa.int64(),
-    "share": pa.float64(),  # of the training bags
+    "share": pa.float64(),  # fraction of the training bags that was used
     "train_bags": pa.int64(),
     "test_bags": pa.int64(),
     "fit_seconds": pa.float64(),
@@ -40,10 +40,15 @@ COLUMNS = {
 
 
 def load_table(records: Path | str | Iterable[Record]) -> pa.Table:
-    """Return every sound record of a folder as one table, a row a run, its metrics the last columns.
+    """Return the records of a folder as one table: one row per run, the metrics in the last columns.
 
-    A damaged record is left out, and a notice names it.
-    ``load_table("runs").to_pandas()`` is the table in pandas, ``pyarrow.parquet.write_table`` keeps it.
+    A damaged record is skipped with a warning. ``load_table("runs").to_pandas()`` gives a data frame.
+
+    Args:
+        records: a folder of records, or the records themselves.
+
+    Raises:
+        StorageError: if the folder does not exist.
     """
     if isinstance(records, str | Path):
         if not Path(records).is_dir():
@@ -56,7 +61,7 @@ def load_table(records: Path | str | Iterable[Record]) -> pa.Table:
 
 
 def write_table(records: Iterable[Record], path: Path) -> None:
-    """Write :func:`load_table` to a ``.parquet`` or ``.csv`` file, whole or not at all."""
+    """Write :func:`load_table` to a ``.parquet`` or ``.csv`` file, atomically."""
     writers = {".parquet": pyarrow.parquet.write_table, ".csv": pyarrow.csv.write_csv}
     if path.suffix not in writers:
         raise SettingError(f"{path} does not end in {' or '.join(writers)}.")
@@ -66,9 +71,9 @@ def write_table(records: Iterable[Record], path: Path) -> None:
 
 
 def _row(record: Record) -> tuple[dict[str, Any], dict[str, float]] | None:
-    """Return what a run was and took, and its metrics; what an older record does not say is null.
+    """Return the columns of a run and its metrics; values that an older record lacks are null.
 
-    None where a value is of another type than its column, as in a damaged record without checksums.
+    Returns None if a value does not have the type of its column, as in a damaged record without checksums.
     """
     info = record.info
     seconds, data = info.get("seconds", {}), info.get("data", {})
@@ -90,6 +95,6 @@ def _row(record: Record) -> tuple[dict[str, Any], dict[str, float]] | None:
     try:
         pa.RecordBatch.from_pylist([row], schema=pa.schema(COLUMNS.items()))
     except (pa.ArrowException, OverflowError) as error:
-        warn_of(f"The record {info['hash']} is damaged: {error}.")
+        warn_skipped(f"The record {info['hash']} is damaged: {error}.")
         return None
     return row, record.metrics

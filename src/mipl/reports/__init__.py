@@ -1,1 +1,1 @@
-"""Figures and pages drawn from plain arrays: nothing here knows a model."""
+"""Tables, figures and pages for any results, drawn from records and plain arrays, never from a model."""

@@ -1,4 +1,4 @@
-"""The attention of one bag over its slide, drawn from plain arrays in the style of the other figures."""
+"""A heat map of the attention of one bag over its slide, drawn from plain arrays."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from mipl.errors import DataError
-from mipl.reports.figures import GRID, INK, MUTED, Floats
+from mipl.reports.figures import GRID, INK, MUTED, Floats, plain_colorbar
 
-# From nearly white to nearly black, so that it reads in grey too; 48 steps stay vectors in a colour bar.
+# Monotonic in lightness, for gray-scale prints; matplotlib rasterises a colour bar with 50 steps or more.
 HEAT = LinearSegmentedColormap.from_list("heat", ["#fdf3e7", "#fdbb84", "#d7301f", "#5b0000"], N=48)
-VECTORS = 2000  # cells up to which a figure draws them as vectors, with lines between them
+VECTORS = 2000  # maximum number of cells that are drawn as vectors, with lines between them
 
 
 class Spacing(NamedTuple):
-    """Width and height of a cell of the grid that patches lie on."""
+    """Width and height of a cell of the grid of patches."""
 
     width: float
     height: float
 
 
 def grid_spacing(coordinates: npt.ArrayLike) -> Spacing | None:
-    """Return the spacing of the grid that places (n, 2) lie on; None: they lie on no grid.
+    """Return the spacing of the grid of coordinates (n, 2), or None if they are not on a grid.
 
-    It is the most common distance from a patch to the next in its row, and in its column: pieces of tissue
-    may each have a grid of their own, shifted against the others. Where patches have neighbours in one
-    direction only, cells are square.
+    It is the most common distance between neighbours in a row and in a column, because pieces of tissue may
+    have separate grids. If patches have neighbours in one direction only, cells are square.
     """
     places = np.asarray(coordinates, dtype=np.float64)
     across, down = _steps(places[:, 0], places[:, 1]), _steps(places[:, 1], places[:, 0])
@@ -47,49 +46,48 @@ def grid_spacing(coordinates: npt.ArrayLike) -> Spacing | None:
 
 
 def _steps(along: Floats, line: Floats) -> float | None:
-    """Return the most common step between neighbours on a line, if at least half of the steps are of it."""
+    """Return the most common distance between neighbours on a line, if at least half of them have it."""
     order = np.lexsort((along, line))
     same = np.diff(line[order]) == 0
     steps = np.diff(along[order])[same]
     steps = steps[steps > 0]
     if not len(steps):
         return None
-    # to four figures: single precision spoils steps that are no whole numbers
+    # to four digits, because of rounding errors in single precision
     rounded = steps.round(3 - int(np.floor(np.log10(np.median(steps)))))
     sizes, counts = np.unique(rounded, return_counts=True)
     common = int(counts.argmax())
     if 2 * counts[common] < len(steps) or 2 * len(steps) < len(along):
-        return None  # points that happen to share a line have steps of all sizes
+        return None  # points that are on a line by chance have steps of all sizes
     return float(np.median(steps[rounded == sizes[common]]))
 
 
 def heat_map(attention: npt.ArrayLike, coordinates: npt.ArrayLike, *, marked: int = 10) -> Figure:
-    """Return the attention (n,) of patches as cells at their upper left corners, coordinates (n, 2).
+    """Return a heat map of attention, in units of its mean 1/n.
 
-    Colour is attention in units of its mean, 1/n; the ``marked`` patches of most attention have a frame with
-    their rank. Places that lie on no grid are drawn as dots.
+    Patches that are not on a grid are drawn as dots.
+
+    Args:
+        attention: (n,), not negative.
+        coordinates: upper left corners of the patches (n, 2).
+        marked: the number of patches with the highest attention that are framed and numbered by rank.
+
+    Raises:
+        DataError: if the arrays differ in length, or a value is negative or not finite.
     """
-    weights, places = np.asarray(attention, dtype=np.float64), np.asarray(coordinates, dtype=np.float64)
-    if weights.ndim != 1 or not weights.size or places.shape != (weights.size, 2):
-        raise DataError(f"There are {weights.size} weights and places of shape {places.shape}: give (n, 2).")
-    if not (np.isfinite(weights).all() and (weights >= 0).all() and np.isfinite(places).all()):
-        raise DataError("Attention is negative, or it or a place is not finite: no heat map can be drawn.")
-    times = weights * weights.size  # 1: as much as the mean instance
+    weights, places = _checked(attention, coordinates)
+    times = weights * weights.size  # 1: the mean
     order = np.argsort(-weights, kind="stable")
     spacing = grid_spacing(places)
-    low, high = places.min(axis=0), places.max(axis=0)
-    if spacing is None:
-        room = 0.04 * max(float((high - low).max()), 1.0)
-        low, high = low - room, high + room
-    else:
-        high = high + np.array(spacing)
+    low, high = _limits(places, spacing)
     wide, tall = high - low
     shape = float(np.clip(tall / wide, 0.35, 1.6))
     figure = Figure(figsize=(6.0, 5.0 * shape + 0.95), layout="constrained")
     ax = figure.add_subplot()
-    norm = PowerNorm(0.5, vmin=0, vmax=max(float(times.max()), 1.0))  # a root: few patches have most of it
+    # a root, because few patches have most of the attention
+    norm = PowerNorm(0.5, vmin=0, vmax=max(float(times.max()), 1.0))
     if spacing is None:
-        rising = order[::-1]  # what counts most on top
+        rising = order[::-1]  # the highest on top
         x, y = places[rising].T
         ax.scatter(x, y, s=26, c=times[rising], cmap=HEAT, norm=norm, edgecolor=MUTED, lw=0.4)
     else:
@@ -101,15 +99,35 @@ def heat_map(attention: npt.ArrayLike, coordinates: npt.ArrayLike, *, marked: in
     bar = figure.colorbar(ScalarMappable(norm, HEAT), ax=ax, location="bottom", aspect=36, pad=0.03)
     bar.set_label("attention, in multiples of the mean")
     bar.locator = MaxNLocator(6)
-    bar.minorticks_off()
-    bar.outline.set_visible(False)
-    if bar.solids is not None:  # viewers leave white seams between the steps otherwise
-        bar.solids.set_edgecolor("face")
+    plain_colorbar(bar)
     return figure
 
 
+def _checked(attention: npt.ArrayLike, coordinates: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """Return attention (n,) and coordinates (n, 2), or raise an error if they cannot be drawn."""
+    weights, places = np.asarray(attention, dtype=np.float64), np.asarray(coordinates, dtype=np.float64)
+    if weights.ndim != 1 or not weights.size or places.shape != (weights.size, 2):
+        raise DataError(
+            f"There are {weights.size} weights and coordinates of shape {places.shape}: give (n, 2)."
+        )
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and np.isfinite(places).all()):
+        raise DataError(
+            "Attention is negative, or attention or a coordinate is not finite: no heat map can be drawn."
+        )
+    return weights, places
+
+
+def _limits(places: Floats, spacing: Spacing | None) -> tuple[Floats, Floats]:
+    """Return the lower and the upper limits of the axes (2,)."""
+    low, high = places.min(axis=0), places.max(axis=0)
+    if spacing is not None:
+        return low, high + np.array(spacing)
+    margin = 0.04 * max(float((high - low).max()), 1.0)
+    return low - margin, high + margin
+
+
 def _cells(ax: Axes, places: Floats, times: Floats, spacing: Spacing, norm: PowerNorm) -> None:
-    """Draw a cell for each patch, as a bitmap where there are too many for vectors."""
+    """Draw one cell per patch, as a bitmap if there are more than ``VECTORS``."""
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)]) * np.array(spacing)  # (4, 2)
     few = len(places) <= VECTORS
     cells = PolyCollection(
@@ -126,13 +144,13 @@ def _cells(ax: Axes, places: Floats, times: Floats, spacing: Spacing, norm: Powe
 
 
 def _ranks(ax: Axes, places: Floats, spacing: Spacing | None, points: float) -> None:
-    """Frame the cells at ``places`` (m, 2) and write their ranks; ``points`` of print to a unit of length.
+    """Frame the cells at ``places`` (m, 2) and write their ranks, unless one would cover a better rank.
 
-    A rank is left out where it would stand on a better one.
+    ``points`` is the number of typographic points per unit of length.
     """
     size = np.zeros(2) if spacing is None else np.array(spacing)
     side = float(size.min()) * points
-    inside = side >= 11  # room for two digits
+    inside = side >= 11  # two digits fit
     if spacing is not None:
         corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)]) * size
         width = 1.3 if inside else 0.5

@@ -1,8 +1,8 @@
-"""The page of ``mipl demo``: models side by side in one HTML file that needs nothing from outside."""
+"""The page of ``mipl demo``: models side by side in one self-contained HTML file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from mipl.reports.summary import (
 
 @dataclass(frozen=True, eq=False)
 class ModelResult:
-    """A model's predictions on the test bags: probabilities (m, k), labels (m,) as column indices."""
+    """The predictions of a model for the test bags: probabilities (m, k), labels (m,) as column indices."""
 
     name: str
     title: str
@@ -56,18 +56,18 @@ class BagView:
     instances: npt.NDArray[Any]
     attention: npt.NDArray[Any]
     positives: npt.NDArray[np.bool_] | None
-    model: str = ""  # whose attention and prediction these are; not shown when empty
+    model: str = ""  # the title of the model; "": not shown
 
 
 class Cell(NamedTuple):
-    """A value of the table of measures, and whether no model has a better one."""
+    """A value of the table of metrics, and whether it is the best."""
 
     text: str
     best: bool = False
 
 
-class Measure(NamedTuple):
-    """A row of the table of measures: its name, what it means, a cell for each model."""
+class MetricRow(NamedTuple):
+    """A row of the table of metrics: its name, its meaning, one cell per model."""
 
     name: str
     meaning: str
@@ -77,9 +77,16 @@ class Measure(NamedTuple):
 def demo_page(
     results: Sequence[ModelResult], bags: Sequence[BagView], facts: Mapping[str, str], path: Path
 ) -> None:
-    """Write the page that compares models on the same test bags; ``facts`` say where the numbers come from.
+    """Write the page that compares models on the same test bags, atomically.
 
-    The file appears whole or not at all; an older one stays as it was when writing fails.
+    Args:
+        results: one per model.
+        bags: bags whose attention is drawn.
+        facts: the provenance of the numbers, shown at the end.
+        path: the HTML file.
+
+    Raises:
+        DataError: if the results are not of the same test bags, or a bag cannot be drawn.
     """
     page = _render(results, bags, facts)
     with atomic_file(Path(path)) as temporary:
@@ -87,7 +94,7 @@ def demo_page(
 
 
 def _render(results: Sequence[ModelResult], bags: Sequence[BagView], facts: Mapping[str, str]) -> str:
-    """Return the page's text."""
+    """Return the HTML of the page."""
     rows = _summaries(results)
     curves = [metrics.reliability_curve(r.probabilities, r.labels) for r in results]
     most = max(int(curve.count.max()) for curve in curves)
@@ -112,7 +119,7 @@ def _render(results: Sequence[ModelResult], bags: Sequence[BagView], facts: Mapp
         threshold=f"{THRESHOLD:.0%}",
         margin=points(max(map(margin, rows))),
         findings=findings(rows),
-        measures=_measures(rows),
+        metrics=_metric_rows(rows),
         triage=_triage(rows),
         models=models,
         coverage=coverage,
@@ -122,7 +129,7 @@ def _render(results: Sequence[ModelResult], bags: Sequence[BagView], facts: Mapp
 
 
 def _summaries(results: Sequence[ModelResult]) -> list[Summary]:
-    """Return the numbers of each result, or say which one is not like the others."""
+    """Return the summary of each result, or raise an error if they cannot be compared."""
     if not results:
         raise DataError("There is no result to show; give the page at least one model.")
     rows = []
@@ -137,53 +144,55 @@ def _summaries(results: Sequence[ModelResult]) -> list[Summary]:
                 "compare models on the same test bags."
             )
     if len({row.title for row in rows}) < len(rows):
-        raise DataError(
-            "Two results have the same title; give each its own, for the legend names them by it."
-        )
+        raise DataError("Two results have the same title; give each its own, which the legend shows.")
     return rows
 
 
-def _measures(rows: Sequence[Summary]) -> list[Measure]:
-    """Return the table of measures, one column for each model."""
+def _metric_rows(rows: Sequence[Summary]) -> list[MetricRow]:
+    """Return the table of metrics, one column per model."""
 
-    def measure(
+    def metric(
         name: str,
         meaning: str,
         value: Callable[[Summary], float],
         form: str,
-        best: Callable[..., float] | None,
-    ) -> Measure:
+        best: Callable[[Iterable[float]], float] | None,
+    ) -> MetricRow:
         texts = [format(value(row), form) for row in rows]
-        # Compared as printed: a digit that nobody sees makes no winner, and a tie has several.
+        # Compared as printed: a digit that is not shown decides nothing, and a tie has several best.
         top = format(best(map(value, rows)), form) if best and len(rows) > 1 else None
-        return Measure(name, meaning, [Cell(text, text == top) for text in texts])
+        return MetricRow(name, meaning, [Cell(text, text == top) for text in texts])
 
-    reported = [Cell(f"{row.sure.count} of {row.m}") for row in rows]
-    correct = [Cell(_share(row.sure)) for row in rows]
+    reported = [Cell(f"{row.confident.count} of {row.m}") for row in rows]
+    correct = [Cell(_accuracy(row.confident)) for row in rows]
     return [
-        measure(
-            "Accuracy\N{NO-BREAK SPACE}↑", "share of bags predicted right", lambda r: r.accuracy, ".1%", max
+        metric(
+            "Accuracy\N{NO-BREAK SPACE}↑",
+            "correct predictions",
+            lambda r: r.accuracy,
+            ".1%",
+            max,
         ),
-        measure("ECE\N{NO-BREAK SPACE}↓", "expected calibration error", lambda r: r.ece, ".1%", min),
-        measure(
+        metric("ECE\N{NO-BREAK SPACE}↓", "expected calibration error", lambda r: r.ece, ".1%", min),
+        metric(
             "Brier score\N{NO-BREAK SPACE}↓",
             "squared error of the probabilities, 0 to 2",
             lambda r: r.brier,
             ".3f",
             min,
         ),
-        measure(
+        metric(
             "NLL\N{NO-BREAK SPACE}↓", "negative log-likelihood of the true class", lambda r: r.nll, ".3f", min
         ),
-        measure("Mean confidence", "to compare with the accuracy", lambda r: r.confidence, ".1%", None),
-        Measure(f"Reported at ≥ {THRESHOLD:.0%} confidence", "bags that need no person", reported),
-        Measure("Of which correct", f"{THRESHOLD:.0%} or more if calibrated", correct),
-        measure("Training time", "seconds", lambda r: r.seconds, ".1f", None),
+        metric("Mean confidence", "to compare with the accuracy", lambda r: r.confidence, ".1%", None),
+        MetricRow(f"Reported at ≥ {THRESHOLD:.0%} confidence", "without a person", reported),
+        MetricRow("Of which correct", f"{THRESHOLD:.0%} or more if calibrated", correct),
+        metric("Training time", "seconds", lambda r: r.seconds, ".1f", None),
     ]
 
 
 def _triage(rows: Sequence[Summary]) -> list[dict[str, Any]]:
-    """Return for each threshold what every model would report."""
+    """Return one row per threshold: the number and the accuracy of each model's reported bags."""
     return [
         {
             "threshold": f"{threshold:.0%}",
@@ -191,8 +200,8 @@ def _triage(rows: Sequence[Summary]) -> list[dict[str, Any]]:
             "cells": [
                 {
                     "count": (reported := row.reported[number]).count,
-                    "correct": _share(reported),
-                    "short": reported.accuracy < threshold,  # False where nothing is reported
+                    "correct": _accuracy(reported),
+                    "short": reported.accuracy < threshold,  # False if nothing is reported
                 }
                 for row in rows
             ],
@@ -204,16 +213,16 @@ def _triage(rows: Sequence[Summary]) -> list[dict[str, Any]]:
 def _model(
     number: int, result: ModelResult, row: Summary, curve: metrics.ReliabilityCurve, most: int
 ) -> dict[str, Any]:
-    """Return what the template shows of a model; ``most`` gives all models one scale."""
+    """Return the values of a model for the template; ``most`` gives all models one scale."""
     reliability, ax = _panel(3.4, 4.08)
     figures.reliability_diagram(ax, curve, most=most)
-    said = (
+    description = (
         f"Reliability diagram of {row.title}: accuracy {row.accuracy:.1%}, expected calibration error "
         f"{row.ece:.1%}, samples in {(curve.count > 0).sum()} of {curve.count.size} bins."
     )
     histogram, ax = _panel(3.4, 2.8)
     figures.confidence_histogram(ax, curve, ceiling=sigmoid_ceiling(row.k), most=most)
-    counted = (
+    histogram_description = (
         f"Histogram of the confidence of {row.title}: mean {row.confidence:.1%}, highest {row.highest:.1%}; "
         f"accuracy {row.accuracy:.1%}."
     )
@@ -222,13 +231,13 @@ def _model(
         "note": result.note,
         "tendency": tendency(row),
         "highest": f"{row.highest:.1%}",
-        "reliability": Markup(figures.svg(reliability, f"reliability-{number}", said)),
-        "histogram": Markup(figures.svg(histogram, f"confidence-{number}", counted)),
+        "reliability": Markup(figures.svg(reliability, f"reliability-{number}", description)),
+        "histogram": Markup(figures.svg(histogram, f"confidence-{number}", histogram_description)),
     }
 
 
 def _coverage(results: Sequence[ModelResult]) -> Markup:
-    """Return accuracy against coverage of all models."""
+    """Return the figure of accuracy against coverage of all models."""
     figure, ax = _panel(3.7, 2.9 + 0.18 * len(results))
     curves = {r.title: metrics.accuracy_at_coverage(r.probabilities, r.labels) for r in results}
     figures.coverage_curve(ax, curves, at=THRESHOLD)
@@ -236,7 +245,7 @@ def _coverage(results: Sequence[ModelResult]) -> Markup:
 
 
 def _bags(bags: Sequence[BagView]) -> list[dict[str, Any]]:
-    """Return what the template shows of each bag, all strips on one scale."""
+    """Return the values of the bags for the template, all strips on one scale."""
     columns = min(10, max([6, *(np.size(bag.attention) for bag in bags)]))
     views = []
     for number, bag in enumerate(bags, start=1):
@@ -251,24 +260,24 @@ def _bags(bags: Sequence[BagView]) -> list[dict[str, Any]]:
             strip = figures.attention_strip(bag.attention, bag.positives, images, columns=columns)
         except DataError as error:
             raise DataError(f"Bag '{bag.bag_id}': {error}") from error
-        said = f"Bag {bag.bag_id}: {n} instances in the order of their share of the attention."
+        description = f"Bag {bag.bag_id}: {n} instances in descending order of attention."
         views.append(
             {
                 "bag": bag,
                 "right": bag.predicted == bag.label,
                 "confidence": f"{bag.confidence:.1%}",
                 "known": bag.positives is not None,
-                "strip": Markup(figures.svg(strip, f"bag-{number}", said)),
+                "strip": Markup(figures.svg(strip, f"bag-{number}", description)),
             }
         )
     return views
 
 
 def _panel(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return a figure of that size in inches and its only Axes."""
+    """Return a figure of a size in inches, and its Axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
-def _share(reported: Reported) -> str:
+def _accuracy(reported: Reported) -> str:
     return f"{reported.accuracy:.1%}" if reported.count else "–"

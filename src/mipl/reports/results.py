@@ -1,66 +1,41 @@
-"""The table of results: ours from records, the paper's beside them."""
+"""The table of results: means over splits from records, with published values beside them."""
 
 from __future__ import annotations
 
-import csv
-import functools
 import json
-from collections.abc import Callable, Iterable
-from importlib import resources
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Callable, Iterable, Mapping
 
 from mipl.records.store import Record
-from mipl.records.summary import summarise
+from mipl.records.summary import SummaryRow, summarise
 
 HEADER = (
     "data set", "r", "method", "recipe", "splits", "accuracy", "worst", "paper", "ECE", "paper", "seconds",
 )  # fmt: skip
 
-
-@functools.cache
-def paper_results() -> dict[tuple[str, int | None, str, str], tuple[float, float]]:
-    """Return the paper's printed values: (data set, r, method, metric) -> (mean, deviation), in percent.
-
-    From the tables of W. Tang, Y.-F. Yang, W. Zhang and M.-L. Zhang, "Calibratable Disambiguation Loss for
-    Multi-Instance Partial-Label Learning"; ``table`` in paper.csv names the one by its label there.
-    """
-    text = (resources.files("mipl.reports") / "paper.csv").read_text(encoding="utf-8")
-    return {
-        (
-            row["dataset"].lower(),
-            int(row["false_positives"]) if row["false_positives"] else None,
-            row["method"].lower(),
-            row["metric"],
-        ): (float(row["mean"]), float(row["std"]))
-        for row in csv.DictReader(text.splitlines())
-        if row["mean"]
-    }
+# (data set, r, method, metric) -> (mean, standard deviation) in percent, as published
+PublishedResults = Mapping[tuple[str, int | None, str, str], tuple[float, float]]
 
 
-def paper_scores(metric: str) -> tuple[npt.NDArray[np.float64], list[str]]:
-    """Return the paper's means of a metric, a row for each data set and r, and the methods of the columns.
+class ResultRow(SummaryRow):
+    """A row of the table of results."""
 
-    Only methods that have a value on every data set are there: MIPLGP is not, as in the paper's own tests.
-    """
-    table = {key[:3]: value[0] for key, value in paper_results().items() if key[3] == metric}
-    table = {key: value for key, value in table.items() if "/" not in key[0]}  # pooled bags are another table
-    datasets = list(dict.fromkeys((dataset, r) for dataset, r, _ in table))
-    methods = list(dict.fromkeys(method for _, _, method in table))
-    methods = [method for method in methods if all((*dataset, method) in table for dataset in datasets)]
-    return np.array([[table[*dataset, method] for method in methods] for dataset in datasets]), methods
+    title: str  # the data set's name, with the digest of the data if several data sets have this name
+    paper_accuracy: float | None
+    paper_ece: float | None
 
 
 def result_rows(
-    records: Iterable[Record], is_present: Callable[[Record], bool] = lambda record: True
-) -> list[dict[str, Any]]:
-    """Return the rows of :func:`summarise`, each with the paper's accuracy and ECE, or None.
+    records: Iterable[Record],
+    is_present: Callable[[Record], bool] = lambda record: True,
+    published: PublishedResults | None = None,
+) -> list[ResultRow]:
+    """Return the rows of :func:`summarise`, each with the published accuracy and ECE.
 
-    Runs that are not present, of a recipe as it was before, have rows of their own, "stable, earlier", one
-    for each set of settings. ``title`` is the data set's name, with the digest of the data where several data
-    sets have that name.
+    Args:
+        records: the runs.
+        is_present: whether a run is of the present recipe. Other runs have separate rows, one per set of
+            settings, whose recipe reads "stable, earlier".
+        published: the values to show beside ours.
     """
     present: list[Record] = []
     earlier: dict[str, list[Record]] = {}
@@ -73,23 +48,32 @@ def result_rows(
     rows = summarise(present)
     for _, members in sorted(earlier.items()):
         rows += [{**row, "recipe": f"{row['recipe']}, earlier"} for row in summarise(members)]
-    digests: dict[tuple[Any, ...], set[str]] = {}
+    digests: dict[tuple[str, int | None, bool], set[str]] = {}
     for row in rows:
-        digests.setdefault(_name(row), set()).add(row["data_digest"])
-    for row in rows:
-        several = len(digests[_name(row)]) > 1
-        row["title"] = row["dataset"] + (f" [{row['data_digest'][:8]}]" if several else "")
-    order = ("title", "method", "recipe", "given")
-    rows.sort(key=lambda row: (row["dataset"], row["r"] or 0, *(row[name] for name in order)))
-    for row in rows:
-        for metric in ("accuracy", "ece"):
-            printed = paper_results().get((row["dataset"], row["r"], row["method"], metric))
-            row[f"paper_{metric}"] = None if printed is None else printed[0]
-    return rows
+        digests.setdefault(_data_name(row), set()).add(row["data_digest"])
+    results = [_result_row(row, len(digests[_data_name(row)]) > 1, published or {}) for row in rows]
+    return sorted(results, key=_sort_key)
 
 
-def result_cells(row: dict[str, Any]) -> list[str]:
-    """Return a row of :func:`result_rows` as text under ``HEADER``."""
+def _sort_key(row: ResultRow) -> tuple[str | int, ...]:
+    return row["dataset"], row["r"] or 0, row["title"], row["method"], row["recipe"], row["given"]
+
+
+def _result_row(row: SummaryRow, ambiguous: bool, published: PublishedResults) -> ResultRow:
+    """Return a row with title and published values; ``ambiguous``: other data have the same name."""
+    accuracy, ece = (
+        published.get((row["dataset"], row["r"], row["method"], metric)) for metric in ("accuracy", "ece")
+    )
+    return {
+        **row,
+        "title": row["dataset"] + (f" [{row['data_digest'][:8]}]" if ambiguous else ""),
+        "paper_accuracy": None if accuracy is None else accuracy[0],
+        "paper_ece": None if ece is None else ece[0],
+    }
+
+
+def result_cells(row: ResultRow) -> list[str]:
+    """Return the cells of a row under ``HEADER``."""
     return [
         row["title"],
         "" if row["r"] is None else str(row["r"]),
@@ -114,15 +98,15 @@ def mean_and_std(mean: float, std: float | None, digits: int = 1) -> str:
     return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
 
 
-def markdown(rows: Iterable[dict[str, Any]]) -> str:
+def markdown(rows: Iterable[ResultRow]) -> str:
     """Return the rows as a table in Markdown."""
     lines = ["| " + " | ".join(HEADER) + " |", "|---" * len(HEADER) + "|"]
     lines += ["| " + " | ".join(result_cells(row)) + " |" for row in rows]
     return "\n".join(lines)
 
 
-def _name(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what names the data of a row; digests of recipe version 1 do not compare with later ones."""
+def _data_name(row: SummaryRow) -> tuple[str, int | None, bool]:
+    """Return the name of a row's data; digests of recipe version 1 cannot be compared with later ones."""
     return row["dataset"], row["r"], row["recipe_version"] == 1
 
 

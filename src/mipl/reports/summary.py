@@ -1,4 +1,4 @@
-"""The numbers of a report and the sentences they allow: nothing is said that the arrays do not show."""
+"""The metrics of a report, and sentences that describe them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy.typing as npt
 
 from mipl import metrics
 
-THRESHOLD = 0.9  # the confidence from which the page reports a bag without a person
+THRESHOLD = 0.9  # the confidence from which on a bag is reported without a person
 THRESHOLDS = (0.5, 0.7, 0.8, THRESHOLD, 0.95)
 
 
 @dataclass(frozen=True)
 class Reported:
-    """What happens when only predictions with a confidence of at least ``threshold`` are reported."""
+    """The result of reporting only predictions with a confidence of at least ``threshold``."""
 
     threshold: float
     count: int
-    accuracy: float  # of those reported; NaN for none
-    confidence: float  # mean of those reported; NaN for none
+    accuracy: float  # of the reported bags; NaN for none
+    confidence: float  # mean over the reported bags; NaN for none
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A model's numbers on m samples of k classes."""
+    """The metrics of a model on m samples of k classes."""
 
     title: str
     m: int
@@ -38,18 +38,18 @@ class Summary:
     brier: float
     nll: float
     confidence: float  # mean
-    highest: float  # highest confidence of all
-    reported: tuple[Reported, ...]  # one for each of THRESHOLDS
+    highest: float  # highest confidence
+    reported: tuple[Reported, ...]  # one per threshold of THRESHOLDS
 
     @property
-    def sure(self) -> Reported:
-        """What is reported at THRESHOLD."""
+    def confident(self) -> Reported:
+        """The result of reporting from THRESHOLD on."""
         return self.reported[THRESHOLDS.index(THRESHOLD)]
 
 
 def summarise(title: str, probabilities: npt.ArrayLike, labels: npt.ArrayLike, seconds: float) -> Summary:
-    """Return the numbers for probabilities (m, k) and labels (m,)."""
-    right = metrics.accuracy(probabilities, labels)  # refuses what is not a table of probabilities
+    """Return the metrics of probabilities (m, k) and labels (m,)."""
+    accuracy = metrics.accuracy(probabilities, labels)  # checks both arrays
     p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
     confidence, correct = p.max(axis=1).clip(max=1.0), p.argmax(axis=1) == y  # (m,), (m,)
     return Summary(
@@ -57,7 +57,7 @@ def summarise(title: str, probabilities: npt.ArrayLike, labels: npt.ArrayLike, s
         m=p.shape[0],
         k=p.shape[1],
         seconds=seconds,
-        accuracy=right,
+        accuracy=accuracy,
         ece=metrics.expected_calibration_error(p, y),
         brier=metrics.brier(p, y),
         nll=metrics.negative_log_likelihood(p, y),
@@ -68,39 +68,35 @@ def summarise(title: str, probabilities: npt.ArrayLike, labels: npt.ArrayLike, s
 
 
 def margin(row: Summary) -> float:
-    """Return half the width of the accuracy's 95% interval, by Agresti and Coull: never 0."""
-    share = (row.accuracy * row.m + 2) / (row.m + 4)
-    return 1.96 * math.sqrt(share * (1 - share) / (row.m + 4))
+    """Return half the width of the 95% confidence interval of the accuracy by Agresti and Coull."""
+    p = (row.accuracy * row.m + 2) / (row.m + 4)
+    return 1.96 * math.sqrt(p * (1 - p) / (row.m + 4))
 
 
 def sigmoid_ceiling(k: int) -> float:
-    """Return e/(e + k − 1), the most that a softmax over k outputs of a sigmoid can give."""
+    """Return e/(e + k − 1), the highest probability of a softmax over k outputs of a sigmoid."""
     return math.e / (math.e + k - 1)
 
 
 def findings(rows: Sequence[Summary]) -> list[str]:
-    """Return what the numbers of all models say side by side."""
-    said = []
+    """Return sentences that compare the models."""
+    sentences = []
     if len(rows) > 1:
-        right, error = ([row.accuracy for row in rows], [row.ece for row in rows])
-        spread, apart = max(right) - min(right), max(error) - min(error)
-        said.append(
-            f"Accuracy runs from {min(right):.1%} to {max(right):.1%}, {points(spread)} apart; the expected "
-            f"calibration error from {min(error):.1%} to {max(error):.1%}, {points(apart)} apart."
+        accuracy, error = [row.accuracy for row in rows], [row.ece for row in rows]
+        spread, error_spread = max(accuracy) - min(accuracy), max(error) - min(error)
+        sentences.append(
+            f"Accuracy ranges from {min(accuracy):.1%} to {max(accuracy):.1%} ({points(spread)}), the "
+            f"expected calibration error from {min(error):.1%} to {max(error):.1%} ({points(error_spread)})."
         )
-        if apart > 2 * spread:
-            said[0] += (
-                " The models differ more in what their confidence is worth than in how often they are right."
-            )
-        elif spread > 2 * apart:
-            said[0] += (
-                " The models differ more in how often they are right than in what their confidence is worth."
-            )
-    return said + [_at_threshold(row) for row in rows]
+        if error_spread > 2 * spread:
+            sentences[0] += " The models differ more in calibration than in accuracy."
+        elif spread > 2 * error_spread:
+            sentences[0] += " The models differ more in accuracy than in calibration."
+    return sentences + [_at_threshold(row) for row in rows]
 
 
 def tendency(row: Summary) -> str:
-    """Return how a model's mean confidence compares with its accuracy."""
+    """Return a sentence that compares the mean confidence of a model with its accuracy."""
     gap = row.confidence - row.accuracy
     both = f"Mean confidence {row.confidence:.1%}, accuracy {row.accuracy:.1%}"
     if abs(gap) < 0.01:
@@ -108,9 +104,9 @@ def tendency(row: Summary) -> str:
     return f"{both}: on average {'over' if gap > 0 else 'under'}-confident by {points(abs(gap))}."
 
 
-def points(share: float) -> str:
-    """Return a difference of two shares in percentage points."""
-    text = f"{100 * share:.1f}"
+def points(difference: float) -> str:
+    """Return a difference of two fractions in percentage points."""
+    text = f"{100 * difference:.1f}"
     return f"{text} point" if text == "1.0" else f"{text} points"
 
 
@@ -118,16 +114,16 @@ def _reported(
     confidence: npt.NDArray[np.float64], correct: npt.NDArray[np.bool_], threshold: float
 ) -> Reported:
     chosen = confidence >= threshold  # (m,)
-    if not chosen.any():  # the mean of nothing would warn
+    if not chosen.any():  # NumPy would warn about the mean of nothing
         return Reported(threshold, 0, math.nan, math.nan)
     means = float(correct[chosen].mean()), float(confidence[chosen].mean())
     return Reported(threshold, int(chosen.sum()), *means)
 
 
 def _at_threshold(row: Summary) -> str:
-    sure, rest = row.sure, row.m - row.sure.count
-    level = f"{sure.threshold:.0%}"
-    if sure.count == 0:
+    confident = row.confident
+    rest, level = row.m - confident.count, f"{confident.threshold:.0%}"
+    if confident.count == 0:
         return (
             f"{row.title} never reaches {level} confidence; its highest is {row.highest:.1%}. "
             f"A rule that reports from {level} on leaves all {row.m} bags to a person."
@@ -135,6 +131,7 @@ def _at_threshold(row: Summary) -> str:
     others = {0: "none is left to a person", 1: "the other one goes to a person"}
     left = others.get(rest, f"the other {rest} go to a person")
     return (
-        f"{row.title} reports {sure.count} of {row.m} bags at {level} confidence or more and is right on "
-        f"{sure.accuracy:.1%} of them, with a mean confidence of {sure.confidence:.1%}; {left}."
+        f"{row.title} reports {confident.count} of {row.m} bags at {level} confidence or more; "
+        f"{confident.accuracy:.1%} of them are correct, with a mean confidence of "
+        f"{confident.confidence:.1%}; {left}."
     )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Cell(NamedTuple):
-    """What a cell says: a first line, perhaps bold, and a smaller one below it."""
+    """A cell: a first line, perhaps bold, and a smaller one below it."""
 
     text: str
     bold: bool = False
@@ -19,12 +19,12 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header; a row with a single cell is a heading across the table."""
+    """Rows below a header; a row with a single cell is a heading across the table."""
 
     caption: str
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    values: Sequence[Mapping[str, Any]] = field(default=())  # the same as plain numbers, for CSV
+    values: Sequence[Mapping[str, Any]] = field(default=())  # the numbers, for CSV
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table as JSON-ready values."""
@@ -36,7 +36,7 @@ class Table:
 
 
 def number(mean: float, std: float | None = None, digits: int = 2) -> str:
-    """Return a mean with its standard deviation, where there is one."""
+    """Return a mean with its standard deviation, if any."""
     return f"{mean:.{digits}f}" + ("" if std is None else f"±{std:.{digits}f}")
 
 
@@ -56,7 +56,7 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table, label: str) -> str:
-    """Return the table as a LaTeX float that needs no package."""
+    """Return the table as a LaTeX float that needs no packages."""
 
     def shown(cell: Cell) -> str:
         first = rf"\textbf{{{_tex(cell.text)}}}" if cell.bold and cell.text else _tex(cell.text)
@@ -77,7 +77,7 @@ def latex(table: Table, label: str) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """Return the table's values as CSV, or its text where it has none."""
+    """Return the values of the table as CSV, or its text if it has none."""
     text = io.StringIO()
     if table.values:
         names = list(dict.fromkeys(name for row in table.values for name in row))
@@ -92,7 +92,7 @@ def as_csv(table: Table) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return text that Markdown shows as it stands inside a table."""
+    """Return text escaped for a table in Markdown."""
     return text.replace("|", r"\|").replace("\n", " ").replace("*", r"\*").replace("<", "&lt;")
 
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 from made_up import record
 
+from mipl.paper.names import mark_of, method_title, set_title
+from mipl.paper.runs import RunIndex, RunQuery
 from mipl.records.store import Store
-from mipl.reports.runs import Runs, Want, mark_of, method_title, set_title
 
-BIRD = Want("birdsong-mipl", 1, "sam-cn")
+BIRD = RunQuery("birdsong-mipl", 1, "sam-cn")
 
 
 @pytest.fixture
@@ -31,14 +32,14 @@ def test_only_what_was_asked_for_is_used(store):
         (1, (), {"data_digest": "other"}),
     ):
         record(store.root, "birdsong-mipl", 1, "sam-cn", split, given, **changes)
-    runs = Runs(store)
-    assert [found.spec["split"] for found in runs.of(BIRD)] == [1, 2]
+    runs = RunIndex(store)
+    assert [found.spec["split"] for found in runs.find(BIRD)] == [1, 2]
     assert set(runs.used) == {spec.hash for spec in wanted}
     mean = runs.mean(BIRD, "accuracy")
-    values = [100 * found.metrics["accuracy"] for found in runs.of(BIRD)]
+    values = [100 * found.metrics["accuracy"] for found in runs.find(BIRD)]
     assert (mean.mean, mean.runs) == (pytest.approx(sum(values) / 2), 2)
     assert mean.std == pytest.approx(abs(values[0] - values[1]) / math.sqrt(2))
-    with_epochs = Runs(store, epochs=5)
+    with_epochs = RunIndex(store, epochs=5)
     assert with_epochs.mean(BIRD, "ece").runs == 1
     assert with_epochs.mean(BIRD, "ece").std is None
 
@@ -48,30 +49,27 @@ def test_obsolete_runs_are_never_averaged_with_current_ones(store):
         record(store.root, "birdsong-mipl", 1, "sam-cn", split, recipe_version=2)
         record(store.root, "birdsong-mipl", 1, "miplma", split, recipe_version=2)
     new = record(store.root, "birdsong-mipl", 1, "sam-cn", 1, recipe_version=3)
-    runs = Runs(store)
-    assert [found.info["hash"] for found in runs.of(BIRD)] == [new.hash]
+    runs = RunIndex(store)
+    assert [found.info["hash"] for found in runs.find(BIRD)] == [new.hash]
     assert runs.mean(BIRD, "accuracy").std is None
     assert runs.gain(BIRD, replace(BIRD, method="miplma"), "accuracy") is None
-    assert Runs(store, splits=[2]).mean(BIRD, "accuracy").runs == 1
+    assert RunIndex(store, splits=[2]).mean(BIRD, "accuracy").runs == 1
 
 
-def test_a_split_counts_once_and_the_authors_splits_alone(store):
+def test_official_splits_are_not_mixed_with_others(store):
     for split in (1, 2):
-        record(store.root, "birdsong-mipl", 1, "sam-cn", split, together=(1, 2))
-    alone = record(store.root, "birdsong-mipl", 1, "sam-cn", 2)
-    runs = Runs(store)
-    assert [found.info["hash"] for found in runs.of(BIRD)][1:] == [alone.hash]
+        record(store.root, "birdsong-mipl", 1, "sam-cn", split)
     for split in (1, 2, 3, 4):
         record(store.root, "birdsong-mipl", 1, "sam-cn", split, splits="official")
-    assert {found.spec["splits"] for found in Runs(store).of(BIRD)} == {"official"}
+    assert {found.spec["splits"] for found in RunIndex(store).find(BIRD)} == {"official"}
 
 
 def test_a_record_without_what_is_asked_for_is_missing(store):
     record(store.root, "birdsong-mipl", 1, "sam-cn", 1, cost=False)
-    runs = Runs(store, splits=[1, 2], where="here")
+    runs = RunIndex(store, splits=[1, 2], folder="here")
     for extras in ("features", "training", "cost"):
-        assert runs.of(replace(BIRD, extras=(extras,), first=True)) == []
-    assert runs.of(replace(BIRD, share=0.2)) == []
+        assert runs.find(replace(BIRD, extras=(extras,), first_split=True)) == []
+    assert runs.find(replace(BIRD, share=0.2)) == []
     words = "mipl run birdsong-mipl -r 1 --raw DIR --methods sam-cn"
     assert runs.commands()[1:] == [
         f"{words} --with training --splits 1 --out here",
@@ -80,35 +78,35 @@ def test_a_record_without_what_is_asked_for_is_missing(store):
     ]
     for split in (2, 1):
         record(store.root, "birdsong-mipl", 1, "sam-cn", split, extras=True)
-    found = Runs(store).of(replace(BIRD, extras=("features", "training"), first=True))
+    found = RunIndex(store).find(replace(BIRD, extras=("features", "training"), first_split=True))
     assert [each.spec["split"] for each in found] == [1]
 
 
 def test_the_embedded_data_have_epochs_of_their_own(store):
     record(store.root, "digits-mipl", 1, "sam-cn", 1, (("epochs", 5),))
-    digits = Want("digits-mipl", 1, "sam-cn")
-    assert Runs(store, quick_epochs=5).of(digits)
-    assert not Runs(store).of(digits)
-    assert not Runs(store, epochs=5).of(digits)
-    assert "--raw" not in Runs(store).command(digits)
+    digits = RunQuery("digits-mipl", 1, "sam-cn")
+    assert RunIndex(store, quick_epochs=5).find(digits)
+    assert not RunIndex(store).find(digits)
+    assert not RunIndex(store, epochs=5).find(digits)
+    assert "--raw" not in RunIndex(store).command(digits)
 
 
 def test_what_is_missing_has_one_command_for_each_data_set(store):
-    runs = Runs(store, splits=[1, 2, 3], where="here")
+    runs = RunIndex(store, splits=[1, 2, 3], folder="here")
     for method in ("dam-cc", "dam-cn"):
-        assert runs.mean(Want("sival-mipl", 2, method), "accuracy") is None
-    runs.of(Want("c-row", None, "sam-cn", (("gamma", 2.0),)))
-    runs.of(Want("c-row", None, "pop"), needed=False)
+        assert runs.mean(RunQuery("sival-mipl", 2, method), "accuracy") is None
+    runs.find(RunQuery("c-row", None, "sam-cn", (("gamma", 2.0),)))
+    runs.find(RunQuery("c-row", None, "pop"), required=False)
     assert runs.commands() == [
         "mipl run sival-mipl -r 2 --raw DIR --methods dam-cc,dam-cn --splits 1-3 --out here",
         "mipl run c-row --raw DIR --methods sam-cn --set gamma=2.0 --splits 1-3 --out here",
     ]
-    noise = runs.command(Want("sival-mipl class noise 0.2", 1, "miplma"))
+    noise = runs.command(RunQuery("sival-mipl class noise 0.2", 1, "miplma"))
     assert (
         noise
         == "mipl run sival-mipl -r 1 --raw DIR --class-noise 0.2 --methods miplma --splits 1-3 --out here"
     )
-    other = Runs(store, splits=[1, 4], recipe="paper", epochs=7)
+    other = RunIndex(store, splits=[1, 4], recipe="paper", epochs=7)
     assert other.command(BIRD).endswith("--set epochs=7 --recipe paper --splits 1,4 --out RECORDS")
 
 

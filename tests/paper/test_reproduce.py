@@ -12,13 +12,13 @@ import pytest
 
 from mipl.cli import main
 from mipl.data.sources import Source
-from mipl.experiments import paper
 from mipl.experiments.engines import without_record
-from mipl.experiments.paper import Options, names, reproduce
 from mipl.experiments.runner import run
+from mipl.paper import reproduce as reproduction
+from mipl.paper.items import ITEMS
+from mipl.paper.reproduce import Options, names, reproduce
 from mipl.records.spec import RunSpec
 from mipl.records.store import Store
-from mipl.reports.items import ITEMS
 
 WORDS = ["reproduce", "fig3", "--quick", "--epochs", "1"]
 
@@ -29,12 +29,12 @@ def made(monkeypatch):
     jobs = []
 
     def run_here(planned, engine, workers, address, show):
-        for unit in without_record(planned):
-            run(unit)
-            jobs.extend((job.source.name, job.method, job.split) for job in unit)
+        for job in without_record(planned):
+            run(job)
+            jobs.append((job.source.name, job.method, job.split))
         return []
 
-    monkeypatch.setattr(paper, "run_jobs", run_here)
+    monkeypatch.setattr(reproduction, "run_jobs", run_here)
     return jobs
 
 
@@ -53,7 +53,7 @@ def plan(monkeypatch):
             reproduce(wanted, options, "it")
         return stopped.value.args[0]
 
-    monkeypatch.setattr(paper, "run_jobs", stop)
+    monkeypatch.setattr(reproduction, "run_jobs", stop)
     return planned
 
 
@@ -136,7 +136,7 @@ def test_what_a_figure_needs_besides_is_kept_by_the_runs_of_the_first_split(tmp_
 
 
 def test_draw_only_runs_nothing_and_needs_no_data(tmp_path, monkeypatch):
-    monkeypatch.setattr(paper, "run_jobs", lambda jobs, *_: [] if not jobs else pytest.fail("a run"))
+    monkeypatch.setattr(reproduction, "run_jobs", lambda jobs, *_: [] if not jobs else pytest.fail("a run"))
     assert main(["reproduce", "tableA3,table3", "--draw-only", "--out", str(tmp_path)]) == 0
     assert {path.parent.name for path in tmp_path.glob("*/about.json")} == {"table3", "tableA3"}
     words = ["reproduce", "table1,table3", "--draw-only", "--quick", "--out", str(tmp_path)]
@@ -147,9 +147,9 @@ def test_draw_only_runs_nothing_and_needs_no_data(tmp_path, monkeypatch):
 def test_all_is_every_name(tmp_path, monkeypatch):
     written = []
     undrawn = {name: dataclasses.replace(item, draw=lambda *_: None) for name, item in ITEMS.items()}
-    monkeypatch.setattr(paper, "ITEMS", undrawn)
-    monkeypatch.setattr(paper, "write_product", lambda name, *_: written.append(name))
-    monkeypatch.setattr(paper, "write_page", lambda folder, order: folder)
+    monkeypatch.setattr(reproduction, "ITEMS", undrawn)
+    monkeypatch.setattr(reproduction, "write_output", lambda name, *_: written.append(name))
+    monkeypatch.setattr(reproduction, "write_page", lambda folder, order: folder)
     reproduce(["all"], Options(tmp_path, quick=True, draw_only=True), "it")
     assert written == names()
     written.clear()
@@ -164,7 +164,7 @@ def test_all_is_every_name(tmp_path, monkeypatch):
         (["table2"], "--raw DIR"),
         (["table2", "--raw", "nowhere"], "not a folder"),
         (["table2", "--draw-only", "--records", "nowhere"], "not a folder of records"),
-        (["table1", "--draw-only"], "Table 1 is read off the raw files"),
+        (["table1", "--draw-only"], "Table 1 is computed from the raw files"),
         (["fig3", "--quick", "--engine", "slurm"], "no engine 'slurm'"),
         (["fig3", "--quick", "--recipe", "pasta"], "no recipe 'pasta'"),
     ],

@@ -10,38 +10,38 @@ from made_up import record, records_of
 from mipl.cli import main
 from mipl.errors import DataError
 from mipl.metrics.statistics import critical_difference
+from mipl.paper.items import ITEMS
+from mipl.paper.page import write_output, write_page
+from mipl.paper.runs import RunIndex, RunQuery
+from mipl.paper.training_figures import TIMED
 from mipl.records.store import Store
 from mipl.reports import figures
 from mipl.reports.charts import Figure, bar_panels, critical_difference_diagram, line_panels
-from mipl.reports.items import ITEMS
-from mipl.reports.page import write_page, write_product
-from mipl.reports.paper_training import TIMED
-from mipl.reports.runs import Runs, Want
 
 
 def draw(name, records, **options):
     with figures.style():
-        return ITEMS[name].draw(ITEMS[name], name, Runs(records, **options))
+        return ITEMS[name].draw(ITEMS[name], name, RunIndex(records, **options))
 
 
 @pytest.fixture(scope="module")
 def birds(tmp_path_factory):
     """Every method of Table 2 on Birdsong-MIPL, r = 1, two splits."""
     root = tmp_path_factory.mktemp("birds")
-    wants = [Want("birdsong-mipl", 1, method) for method, _ in ITEMS["table2"].variants]
-    return records_of(root, wants)
+    queries = [RunQuery("birdsong-mipl", 1, method) for method, _ in ITEMS["table2"].variants]
+    return records_of(root, queries)
 
 
 @pytest.mark.parametrize("name", ITEMS)
 def test_every_item_is_drawn_from_no_record_at_all(name):
-    product = draw(name, [])
-    assert product.tables or product.figure is not None
-    assert product.runs.used == {}
+    output = draw(name, [])
+    assert output.tables or output.figure is not None
+    assert output.runs.used == {}
     if name not in ("figA8", "tableA3"):  # these show the paper's own
-        assert product.runs.missing
+        assert output.runs.missing
     if name in ("figA1", "figA2", "figA7"):  # too many to be made up below
-        asked = {want for want in ITEMS[name].wants() if (want.dataset, want.r) in ITEMS[name].sets}
-        assert set(product.runs.missing) == asked
+        asked = {query for query in ITEMS[name].queries() if (query.dataset, query.r) in ITEMS[name].sets}
+        assert set(output.runs.missing) == asked
 
 
 @pytest.mark.parametrize(
@@ -51,28 +51,29 @@ def test_every_item_uses_every_run_it_asks_for(name, tmp_path):
     item = ITEMS[name]
     stand_ins = {dataset for dataset, _ in item.stand_ins()}
     # what has a stand-in is not there, as for anyone who has not been given it
-    wants = [
-        want
-        for want in item.wants()
-        if not want.dataset.startswith("c-") and not (item.others and (want.dataset, want.r) in item.sets)
+    queries = [
+        query
+        for query in item.queries()
+        if not query.dataset.startswith("c-")
+        and not (item.other_stand_ins and (query.dataset, query.r) in item.sets)
     ]
-    assert {want.dataset for want in wants} >= stand_ins
-    records = records_of(tmp_path, wants, splits=(1,))
-    product = draw(name, records)
-    assert set(product.runs.used) == {found.info["hash"] for found in records}
+    assert {query.dataset for query in queries} >= stand_ins
+    records = records_of(tmp_path, queries, splits=(1,))
+    output = draw(name, records)
+    assert set(output.runs.used) == {found.info["hash"] for found in records}
     if stand_ins:
-        assert any("stand-in" in note for note in product.notes)
+        assert any("stand-in" in note for note in output.notes)
     if name == "figA6":
-        assert product.notes[-1].startswith("Birdsong-MIPL stands in for SIVAL-MIPL")
-    quick = item.wants(quick=True)
-    assert all(want.dataset.startswith("digits-mipl") for want in quick)
+        assert output.notes[-1].startswith("Birdsong-MIPL stands in for SIVAL-MIPL")
+    quick = item.queries(quick=True)
+    assert all(query.dataset.startswith("digits-mipl") for query in quick)
     records = records_of(tmp_path / "quick", quick, splits=(1,))
     assert set(draw(name, records).runs.used) == {found.info["hash"] for found in records}
 
 
 def test_a_cell_has_ours_the_gain_the_papers_and_the_difference(birds):
-    product = draw("table2", birds)
-    table = product.tables[0]
+    output = draw("table2", birds)
+    table = output.tables[0]
     assert table.header[3] == "Birdsong-MIPL†"
     cells = {row[0].text: row[3] for row in table.rows}
     by = {}
@@ -91,55 +92,55 @@ def test_a_cell_has_ours_the_gain_the_papers_and_the_difference(birds):
 
 
 def test_a_gain_is_over_the_splits_that_both_methods_have(tmp_path):
-    ours, base = Want("birdsong-mipl", 1, "dam-cn"), Want("birdsong-mipl", 1, "demipl")
+    ours, base = RunQuery("birdsong-mipl", 1, "dam-cn"), RunQuery("birdsong-mipl", 1, "demipl")
     for split in (1, 2, 3):
         record(tmp_path, "birdsong-mipl", 1, "dam-cn", split)
-    assert Runs(Store(tmp_path)).gain(ours, base, "accuracy") is None
+    assert RunIndex(Store(tmp_path)).gain(ours, base, "accuracy") is None
     for split in (2, 3, 4):
         record(tmp_path, "birdsong-mipl", 1, "demipl", split)
     found = {(r.spec["method"], r.spec["split"]): r.metrics for r in Store(tmp_path)}
     for metric, name, sign in (("accuracy", "accuracy", 1), ("ece", "expected_calibration_error", -1)):
         both = [found["dam-cn", split][name] - found["demipl", split][name] for split in (2, 3)]
-        gained = Runs(Store(tmp_path)).gain(ours, base, metric)
+        gained = RunIndex(Store(tmp_path)).gain(ours, base, metric)
         assert gained == pytest.approx(sign * 100 * np.mean(both))
 
 
 def test_empty_cells_name_their_command_and_filled_ones_their_records(birds):
-    product = draw("table4", birds)
-    for value in (value for table in product.tables for value in table.values):
+    output = draw("table4", birds)
+    for value in (value for table in output.tables for value in table.values):
         filled = (value["dataset"], value["r"]) == ("birdsong-mipl", 1)
         assert bool(value["records"]) == filled
         assert value["command"].startswith("mipl run") != filled
         assert value["data"] == ("rebuilt" if filled else "")
-    assert len(product.runs.commands()) == 11
+    assert len(output.runs.commands()) == 11
 
 
 def test_stand_ins_have_a_table_of_their_own(tmp_path):
     record(tmp_path, "crc5-row", None, "sam-cn", 1)
     titles = [table.caption for table in draw("table3", list(Store(tmp_path))).tables]
     assert "stand-ins" in titles[0]  # nothing else has numbers
-    product = draw("table3", list(Store(tmp_path)))
-    assert [name for table in product.tables for name in table.header if "crc5" in name] == ["crc5-row‡"]
-    assert all(not value["paper_mean"] for value in product.tables[0].values)
+    output = draw("table3", list(Store(tmp_path)))
+    assert [name for table in output.tables for name in table.header if "crc5" in name] == ["crc5-row‡"]
+    assert all(not value["paper_mean"] for value in output.tables[0].values)
 
 
 @pytest.mark.parametrize("name", ["table2", "table4", "tableA3", "figA8"])
 def test_runs_on_data_sets_outside_the_paper_change_nothing(name, birds, tmp_path):
-    wants = [Want("sival6-mipl", 1, "sam-cn"), Want("labelme", None, "sam-cn")]
-    alone, together = draw(name, birds), draw(name, [*birds, *records_of(tmp_path, wants)])
+    queries = [RunQuery("sival6-mipl", 1, "sam-cn"), RunQuery("labelme", None, "sam-cn")]
+    alone, together = draw(name, birds), draw(name, [*birds, *records_of(tmp_path, queries)])
     assert [table.values for table in together.tables] == [table.values for table in alone.tables]
     assert together.notes == alone.notes
     assert set(together.runs.used) == set(alone.runs.used)
 
 
 def test_head_against_loss_parts_the_two(tmp_path):
-    wants = ITEMS["head-vs-loss"].wants()
-    records = records_of(tmp_path, wants, splits=(1,))
+    queries = ITEMS["head-vs-loss"].queries()
+    records = records_of(tmp_path, queries, splits=(1,))
     (table,) = draw("head-vs-loss", records).tables
     row = next(row for row in table.rows if row[0].text == "SAM-CN")
-    runs = Runs(records)
-    sigmoid = runs.mean(Want("birdsong-mipl", 1, "sam-cn", (("head", "sigmoid"),)), "ece").mean
-    linear = runs.mean(Want("birdsong-mipl", 1, "sam-cn"), "ece").mean
+    runs = RunIndex(records)
+    sigmoid = runs.mean(RunQuery("birdsong-mipl", 1, "sam-cn", (("head", "sigmoid"),)), "ece").mean
+    linear = runs.mean(RunQuery("birdsong-mipl", 1, "sam-cn"), "ece").mean
     assert row[6].text == f"{sigmoid - linear:+.2f}".replace("-", "−")
     assert "paper" in row[5].below
     assert "paper" not in row[4].below
@@ -149,15 +150,15 @@ def test_head_against_loss_parts_the_two(tmp_path):
 
 def test_the_statistics_are_ours_too_once_two_sets_are_whole(birds, tmp_path):
     assert any("too few" in note for note in draw("tableA3", birds).notes)
-    more = [Want("sival-mipl", 2, method) for method, _ in ITEMS["table2"].variants]
-    product = draw("tableA3", [*birds, *records_of(tmp_path, more)])
-    assert [row[0].text for row in product.tables[0].rows][2:] == [
+    more = [RunQuery("sival-mipl", 2, method) for method, _ in ITEMS["table2"].variants]
+    output = draw("tableA3", [*birds, *records_of(tmp_path, more)])
+    assert [row[0].text for row in output.tables[0].rows][2:] == [
         "Accuracy, our runs",
         "Expected calibration error, our runs",
     ]
-    printed = product.tables[0].rows[0]
+    printed = output.tables[0].rows[0]
     assert (printed[1].text, printed[2].text, printed[2].bold) == ("116.6938", "28.6536", True)
-    assert product.tables[0].rows[1][2].text == "50.3444"
+    assert output.tables[0].rows[1][2].text == "50.3444"
 
 
 def test_the_diagram_joins_exactly_what_is_not_told_apart():
@@ -186,12 +187,12 @@ def test_bars_and_lines_stand_where_their_numbers_are():
 def test_features_are_drawn_where_they_are_kept(tmp_path):
     record(tmp_path, "mnist-mipl", 1, "sam-cn", 1, extras=True)
     record(tmp_path, "mnist-mipl", 1, "sam-cc", 1)
-    product = draw("figA1", list(Store(tmp_path)))
-    panels = [ax for ax in product.figure.axes if ax.lines]
+    output = draw("figA1", list(Store(tmp_path)))
+    panels = [ax for ax in output.figure.axes if ax.lines]
     assert [ax.get_title() for ax in panels] == ["SAM-CN"]
     assert sum(len(line.get_xdata()) for line in panels[0].lines) == 40
-    assert [row[6].text != "–" for row in product.tables[0].rows] == [True, False, False]
-    assert "--with features --splits 1 --out" in product.runs.commands()[0]
+    assert [row[6].text != "–" for row in output.tables[0].rows] == [True, False, False]
+    assert "--with features --splits 1 --out" in output.runs.commands()[0]
 
 
 def test_probabilities_are_parted_by_kind_of_label(tmp_path):
@@ -229,8 +230,8 @@ def test_the_cost_is_beside_the_papers_with_what_cdl_adds(tmp_path):
         record(tmp_path, "mnist-mipl", 1, "dam-cn", split, cost=False)
     for method, seconds in (("demipl", 10.0), ("dam-cc", 12.5)):
         record(tmp_path, "mnist-mipl", 1, method, 1, TIMED, seconds=seconds)
-    product = draw("tableA2", list(Store(tmp_path)))
-    (table,) = product.tables
+    output = draw("tableA2", list(Store(tmp_path)))
+    (table,) = output.tables
     cells = {row[0].text: row for row in table.rows}
     assert [cell.text for cell in cells["DEMIPL"][1:6]] == ["90.00", "0.130", "500", "10", "2.00"]
     assert [cell.text for cell in cells["DAM-CC"][1:6]] == [
@@ -242,7 +243,7 @@ def test_the_cost_is_beside_the_papers_with_what_cdl_adds(tmp_path):
     ]
     assert cells["DAM-CN"][1].text == "–"  # an older record: its accuracy counts, its cost is not known
     assert cells["DAM-CN"][6].text != "–"
-    assert any("--methods dam-cn --with cost --splits 1 " in line for line in product.runs.commands())
+    assert any("--methods dam-cn --with cost --splits 1 " in line for line in output.runs.commands())
     assert cells["DAM-CC"][4].below == "paper 237"
     assert cells["DAM-CC"][5].below == "paper +19.5%"
     assert cells["DAM-CC"][3].below == "paper 1858 (+2.0%)"
@@ -251,15 +252,15 @@ def test_the_cost_is_beside_the_papers_with_what_cdl_adds(tmp_path):
 
 
 def test_a_product_is_written_whole_and_the_page_joins_them(birds, tmp_path, capsys):
-    with pytest.raises(DataError, match="nothing that was reproduced"):
+    with pytest.raises(DataError, match="contains no reproduced table"):
         write_page(tmp_path)
     for name in ("table2", "figA4"):
-        write_product(name, draw(name, birds), tmp_path, "mipl reproduce <it>")
+        write_output(name, draw(name, birds), tmp_path, "mipl reproduce <it>")
     assert sorted(path.name for path in (tmp_path / "figA4").iterdir()) == [
         "about.json", "figure.png", "figure.svg", "table.csv", "table.md", "table.tex",
     ]  # fmt: skip
     before = (tmp_path / "figA4" / "figure.svg").read_bytes()
-    write_product("figA4", draw("figA4", birds), tmp_path, "mipl reproduce <it>")
+    write_output("figA4", draw("figA4", birds), tmp_path, "mipl reproduce <it>")
     assert (tmp_path / "figA4" / "figure.svg").read_bytes() == before
     rows = list(csv.DictReader((tmp_path / "table2" / "table.csv").open()))
     assert len(rows) == 144

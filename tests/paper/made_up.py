@@ -72,12 +72,19 @@ def record(root, dataset, r, method, split, given=(), **changes):
     return spec
 
 
-def records_of(root, wants, splits=(1, 2)):
-    """Leave records of every want and return them all."""
-    for want in wants:
+def records_of(root, queries, splits=(1, 2)):
+    """Leave records of every query and return them all."""
+    for query in queries:
         for split in splits:
-            extras = bool(want.extras)
+            extras = bool(query.extras)
             record(
-                root, want.dataset, want.r, want.method, split, want.given, share=want.share, extras=extras
+                root,
+                query.dataset,
+                query.r,
+                query.method,
+                split,
+                query.given,
+                share=query.share,
+                extras=extras,
             )
     return list(Store(root))

@@ -1,4 +1,4 @@
-"""What was reproduced, as files: a folder for each table or figure, and one page that joins them."""
+"""The files of a reproduction: one folder per table or figure, and one page with all of them."""
 
 from __future__ import annotations
 
@@ -11,66 +11,66 @@ from markupsafe import Markup
 
 from mipl.errors import DataError
 from mipl.files import atomic_file, atomic_folder, read_json, write_json
+from mipl.paper.base import Output
+from mipl.paper.names import method_title, set_title
 from mipl.records.store import Record
 from mipl.reports import figures
-from mipl.reports.paper import Product
-from mipl.reports.runs import method_title, set_title
 from mipl.reports.tables import Table, as_csv, latex, markdown
 
 FORMAT = "mipl-reproduced-1"
 
 
-def write_product(name: str, product: Product, folder: Path, command: str) -> None:
-    """Write a table or figure to ``folder/name`` in every format, with its provenance."""
-    commands = product.runs.commands()
+def write_output(name: str, output: Output, folder: Path, command: str) -> None:
+    """Write a table or figure to the folder ``folder/name`` in all formats, with its provenance."""
+    commands = output.runs.commands()
     with atomic_folder(folder / name, "about.json") as temporary:
-        if product.tables:
-            text = _markdown(product, commands)
+        if output.tables:
+            text = _markdown(output, commands)
             (temporary / "table.md").write_text(text, encoding="utf-8")
-            tex = [latex(table, f"{name}-{i}") for i, table in enumerate(product.tables, start=1)]
+            tex = [latex(table, f"{name}-{i}") for i, table in enumerate(output.tables, start=1)]
             (temporary / "table.tex").write_text("\n".join(tex), encoding="utf-8")
-            (temporary / "table.csv").write_text(_csv(product.tables), encoding="utf-8")
-        if product.figure is not None:
-            description = f"{product.title}."
-            svg = figures.svg(product.figure, name, description)
+            (temporary / "table.csv").write_text(_csv(output.tables), encoding="utf-8")
+        if output.figure is not None:
+            description = f"{output.title}."
+            svg = figures.svg(output.figure, name, description)
             (temporary / "figure.svg").write_text(svg + "\n", encoding="utf-8")
             with figures.style():
-                product.figure.savefig(temporary / "figure.png", dpi=200, metadata={"Software": None})
+                output.figure.savefig(temporary / "figure.png", dpi=200, metadata={"Software": None})
         about = {
             "format": FORMAT,
-            "title": product.title,
+            "title": output.title,
             "command": command,
-            "notes": list(product.notes),
-            "tables": [table.to_dict() for table in product.tables],
-            "figure": product.figure is not None,
+            "notes": list(output.notes),
+            "tables": [table.to_dict() for table in output.tables],
+            "figure": output.figure is not None,
             "commands": commands,
-            "provenance": provenance(product.runs.used.values()),
+            "provenance": provenance(output.runs.used.values()),
         }
         write_json(temporary / "about.json", about)
 
 
 def write_page(folder: Path, order: Sequence[str] = ()) -> Path:
-    """Join everything that was reproduced in ``folder`` in ``folder/index.html``, and return that path."""
+    """Write ``folder/index.html`` with all tables and figures in ``folder``, and return its path."""
     found = {path.parent.name: path for path in folder.glob("*/about.json")}
     names = [name for name in order if name in found]
     names += sorted(name for name in found if name not in names)
     if not names:
-        raise DataError(f"{folder} holds nothing that was reproduced: run 'mipl reproduce' first.")
+        raise DataError(f"{folder} contains no reproduced table or figure: run 'mipl reproduce' first.")
     parts = []
     for name in names:
         about = read_json(found[name])
         if about.get("format") != FORMAT:
-            raise DataError(f"{found[name]} is not what 'mipl reproduce' writes: make it anew.")
+            raise DataError(f"{found[name]} was not written by 'mipl reproduce': reproduce {name} again.")
         svg = (folder / name / "figure.svg").read_text(encoding="utf-8") if about["figure"] else ""
         parts.append({**about, "name": name, "svg": Markup(svg)})
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,  # names of data sets and commands may be the user's
+        autoescape=True,  # names of data sets and commands come from the user
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template("report.html.jinja").render(parts=parts)
+    page = environment.get_template("page.html.jinja").render(parts=parts)
     path = folder / "index.html"
     with atomic_file(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
@@ -78,7 +78,7 @@ def write_page(folder: Path, order: Sequence[str] = ()) -> Path:
 
 
 def provenance(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return for each method on a data set the records behind it, its data, versions and machine."""
+    """Return the records, data, versions and machine of each method on a data set."""
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in sorted(records, key=lambda each: int(each.spec["split"])):
         spec, given = record.spec, record.info.get("given", {})
@@ -102,15 +102,15 @@ def provenance(records: Iterable[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def _markdown(product: Product, commands: Sequence[str]) -> str:
-    parts = [f"# {product.title}\n", *map(markdown, product.tables), *(f"{note}\n" for note in product.notes)]
+def _markdown(output: Output, commands: Sequence[str]) -> str:
+    parts = [f"# {output.title}\n", *map(markdown, output.tables), *(f"{note}\n" for note in output.notes)]
     if commands:
         parts.append("```console\n" + "\n".join(f"$ {command}" for command in commands) + "\n```\n")
     return "\n".join(parts)
 
 
 def _csv(tables: Sequence[Table]) -> str:
-    """Return the values of all tables that have some as one CSV, or else the text of each."""
+    """Return the values of all tables as one CSV, or their text if none has values."""
     values = [value for table in tables for value in table.values]
     if values:
         return as_csv(Table("", (), (), values))

@@ -1,4 +1,4 @@
-"""What the paper's text says of its tables, computed again: from its own numbers, and from ours."""
+"""Claims of the paper's text about its tables, recomputed from its printed values and from our runs."""
 
 from __future__ import annotations
 
@@ -7,39 +7,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mipl.reports.results import paper_results
+from mipl.paper.names import ALL_SETS, BENCHMARKS, CDL_METHODS, CRC, EARLIER_METHODS, Sets, baseline_of
+from mipl.paper.printed import paper_results
 from mipl.reports.tables import Cell, Table
 
 Values = Mapping[tuple[str, int | None, str, str], float]  # (data set, r, method, metric) -> mean
-
-OURS = tuple(f"{attention}-{loss}" for attention in ("dam", "sam", "mam") for loss in ("cc", "cn"))
-BASELINE = {"dam": "demipl", "sam": "elimipl", "mam": "miplma"}
-OTHERS = ("miplgp", "promipl", "fastmipl")
-EARLIER = (*OTHERS, *BASELINE.values())
-BENCHMARKS = tuple(
-    (f"{name}-mipl", r) for r in (1, 2, 3) for name in ("mnist", "fmnist", "birdsong", "sival")
-)
-CRC = tuple((f"c-{name}", None) for name in ("row", "sbn", "kmeans", "sift", "r34-9", "r34-16", "r34-25"))
-EVERY: tuple[tuple[str, int | None], ...] = (*BENCHMARKS, *CRC)
-Sets = tuple[tuple[str, int | None], ...]
+Compute = Callable[[Values], str]
 
 
 class Claim(NamedTuple):
-    """A sentence of the paper, the item whose table it is about, its number, and how to compute that."""
+    """A number that the paper's text states about a table."""
 
-    item: str
+    item: str  # the table
     says: str
     printed: str
-    compute: Callable[[Values], str]
-
-
-def baseline_of(method: str) -> str | None:
-    """Return the earlier method that one of the six improves on, or None for any other method."""
-    return BASELINE[method[:3]] if method in OURS else None
+    compute: Compute  # recomputes the number from the values of the tables
 
 
 def gain(values: Values, dataset: str, r: int | None, method: str, metric: str) -> float | None:
-    """Return how much better one of the six is than its baseline, in points; None where one is missing."""
+    """Return the gain of a CDL method over its baseline in points; None if a value is missing."""
     baseline = baseline_of(method)
     if baseline is None:
         return None
@@ -50,63 +36,69 @@ def gain(values: Values, dataset: str, r: int | None, method: str, metric: str) 
 
 
 def claims_table(item: str, our_values: Callable[[], Values]) -> Table | None:
-    """Return what the paper says about an item beside what its tables and our runs give, if it says any."""
+    """Return the claims about an item, recomputed from the paper's tables and our runs, or None."""
     if not any(claim.item == item for claim in CLAIMS):
         return None
-    ours, paper = our_values(), {key: value[0] for key, value in paper_results().items()}
+    paper, ours = {key: value[0] for key, value in paper_results().items()}, our_values()
     rows = []
     for claim in CLAIMS:
         if claim.item == item:
-            again, here = claim.compute(paper), claim.compute(ours)
-            rows.append(
-                [Cell(claim.says), Cell(claim.printed), Cell(again, again != claim.printed), Cell(here)]
-            )
+            recomputed = claim.compute(paper)
+            differs = recomputed != claim.printed
+            row = [claim.says, claim.printed, recomputed, claim.compute(ours)]
+            rows.append([Cell(text, column == 2 and differs) for column, text in enumerate(row)])
     header = ("the paper says", "printed", "from its tables", "from our runs")
     caption = "What the text says of the table; bold where the paper's own numbers give another value."
     return Table(caption, header, rows)
 
 
-def _wins(sets: Sets, metric: str, earlier: tuple[str, ...] = EARLIER) -> Callable[[Values], str]:
-    """Count the pairs (data set, earlier method) where the best of the six is better."""
+def _wins(sets: Sets, metric: str) -> Compute:
+    """Count the pairs (data set, earlier method) where the best CDL method is better."""
 
     def compute(values: Values) -> str:
         won = total = 0
         for dataset, r in sets:
-            six = [v for m in OURS if (v := values.get((dataset, r, m, metric))) is not None]
-            for method in earlier:
-                other = values.get((dataset, r, method, metric))
-                if len(six) == len(OURS) and other is not None:
+            cdl = _present(values, dataset, r, CDL_METHODS, metric)
+            if len(cdl) == len(CDL_METHODS):
+                for other in _present(values, dataset, r, EARLIER_METHODS, metric):
                     total += 1
-                    won += max(six) > other if metric == "accuracy" else min(six) < other
+                    won += max(cdl) > other if metric == "accuracy" else min(cdl) < other
         return _of(won, total)
 
     return compute
 
 
-def _best(metric: str) -> Callable[[Values], str]:
-    """Return the share of data sets on which no earlier method is as good as the best of the six."""
+def _best(metric: str) -> Compute:
+    """Compute the percentage of data sets on which the best CDL method is better than all earlier methods."""
 
     def compute(values: Values) -> str:
         won = total = 0
-        for dataset, r in EVERY:
-            six, others = (
-                [v for m in names if (v := values.get((dataset, r, m, metric))) is not None]
-                for names in (OURS, EARLIER)
-            )
-            if len(six) == len(OURS) and others:
+        for dataset, r in ALL_SETS:
+            cdl = _present(values, dataset, r, CDL_METHODS, metric)
+            others = _present(values, dataset, r, EARLIER_METHODS, metric)
+            if len(cdl) == len(CDL_METHODS) and others:
                 total += 1
-                won += max(six) > max(others) if metric == "accuracy" else min(six) < min(others)
+                won += max(cdl) > max(others) if metric == "accuracy" else min(cdl) < min(others)
         return f"{100 * won / total:.2f}%" if total else "–"
 
     return compute
 
 
+def _present(
+    values: Values, dataset: str, r: int | None, methods: tuple[str, ...], metric: str
+) -> list[float]:
+    """Return the values of some methods that are there."""
+    return [v for method in methods if (v := values.get((dataset, r, method, metric))) is not None]
+
+
 def _gains(values: Values, sets: Sets, metric: str) -> list[float]:
-    found = (gain(values, *each, method, metric) for each in sets for method in OURS)
+    found = (gain(values, *key, method, metric) for key in sets for method in CDL_METHODS)
     return [value for value in found if value is not None]
 
 
-def _above(sets: Sets, metric: str, points: float) -> Callable[[Values], str]:
+def _above(sets: Sets, metric: str, points: float) -> Compute:
+    """Count the gains above some points."""
+
     def compute(values: Values) -> str:
         gains = _gains(values, sets, metric)
         return _of(sum(value > points for value in gains), len(gains))
@@ -114,7 +106,9 @@ def _above(sets: Sets, metric: str, points: float) -> Callable[[Values], str]:
     return compute
 
 
-def _summary(sets: Sets, metric: str, of: Callable[[list[float]], float]) -> Callable[[Values], str]:
+def _summary(sets: Sets, metric: str, of: Callable[[list[float]], float]) -> Compute:
+    """Compute a statistic of the gains."""
+
     def compute(values: Values) -> str:
         gains = _gains(values, sets, metric)
         return f"{of(gains):.2f}" if gains else "–"
@@ -122,7 +116,9 @@ def _summary(sets: Sets, metric: str, of: Callable[[list[float]], float]) -> Cal
     return compute
 
 
-def _one(dataset: str, r: int, method: str) -> Callable[[Values], str]:
+def _one(dataset: str, r: int, method: str) -> Compute:
+    """Compute the gain in accuracy of one method."""
+
     def compute(values: Values) -> str:
         value = gain(values, dataset, r, method, "accuracy")
         return "–" if value is None else f"{value:.2f}"
@@ -146,7 +142,7 @@ CLAIMS = (
             "table2",
             f"mean gain over the baseline, r = {r}",
             printed,
-            _summary(tuple(each for each in BENCHMARKS if each[1] == r), "accuracy", _mean),
+            _summary(tuple(key for key in BENCHMARKS if key[1] == r), "accuracy", _mean),
         )
         for r, printed in ((1, "3.27"), (2, "4.57"), (3, "8.93"))
     ),
@@ -158,13 +154,15 @@ CLAIMS = (
         "table3",
         "best of ours above each earlier method, both tables",
         "105 of 110",
-        _wins(EVERY, "accuracy"),
+        _wins(ALL_SETS, "accuracy"),
     ),
     Claim("table4", "ECE lower by more than 50 points", "26 of 60", _above(BENCHMARKS, "ece", 50)),
     Claim("table4", "smallest reduction of ECE", "16.76", _summary(BENCHMARKS, "ece", min)),
     Claim("table4", "largest reduction of ECE", "58.76", _summary(BENCHMARKS, "ece", max)),
     Claim("table4", "mean reduction of ECE", "44.76", _summary(BENCHMARKS, "ece", _mean)),
-    Claim("table5", "best of ours below each earlier method, both tables", "93 of 95", _wins(EVERY, "ece")),
+    Claim(
+        "table5", "best of ours below each earlier method, both tables", "93 of 95", _wins(ALL_SETS, "ece")
+    ),
     Claim("table5", "ECE lower by more than 10 points", "33 of 42", _above(CRC, "ece", 10)),
     Claim("tableA3", "data sets on which ours are most accurate", "78.95%", _best("accuracy")),
     Claim("tableA3", "data sets on which ours have the lowest ECE", "94.74%", _best("ece")),

@@ -1,0 +1,1 @@
+"""Everything about the paper: runs to make, printed values, tables, figures, claims and their page."""
