@@ -15,7 +15,8 @@ from mipl.data.bags import Bags
 from mipl.data.benchmarks import gaussian_bags
 from mipl.errors import DataError, MiplNotice, SettingError, StorageError
 from mipl.estimators import BagClassifier, CDLClassifier, NotFittedError
-from mipl.training.recipe import RECIPE_VERSION
+from mipl.files import write_json
+from mipl.training.recipe import RECIPE_VERSION, Recipe
 
 FAST = {"epochs": 3, "ensemble": 1}
 # settings of a model that was saved before ensembles, as its model.json has them
@@ -185,9 +186,7 @@ def test_set_params_reaches_settings_and_refuses_unknown_ones():
         ({"dropout": 1.0}, "dropout = 1.0"),
         ({"scale": "zscore"}, "scale = 'zscore'"),
         ({"device": "abacus"}, "no device 'abacus'"),
-        ({"head": "conical"}, "head = 'conical' must be 'linear' or 'sigmoid'"),
-        ({"optimizer": "sdg"}, "optimizer = 'sdg' must be 'sgd' or 'adamw'"),
-        ({"warmup": 1.0}, "warmup = 1.0"),
+        ({"training": "paper"}, "training = 'paper' must be a Recipe"),
     ],
 )
 def test_bad_settings_are_refused_with_a_sentence(params, sentence, gaussian):
@@ -195,10 +194,64 @@ def test_bad_settings_are_refused_with_a_sentence(params, sentence, gaussian):
         CDLClassifier(**params).fit(gaussian)
 
 
-def test_the_six_names_are_the_six_classifiers():
-    model = mipl.make_classifier("mam-cc", gamma=3.0)
-    assert isinstance(model, CDLClassifier)
-    assert (model.attention, model.competitor, model.gamma) == ("mam", "cc", 3.0)
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"head": "conical"}, "head = 'conical' must be 'linear' or 'sigmoid'"),
+        ({"optimizer": "sdg"}, "optimizer = 'sdg' must be 'sgd' or 'adamw'"),
+        ({"warmup": 1.0}, "warmup = 1.0"),
+    ],
+)
+def test_bad_settings_of_any_method_are_refused_with_a_sentence(settings, sentence):
+    with pytest.raises(SettingError, match=sentence):
+        mipl.make_classifier("sam-cn", **settings).parts()
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"background": 0.0}, r"no setting 'background'. Give training=Recipe\(background=…\)"),
+        ({"tau_min": 1.0}, r"no setting 'tau_min'. Use make_classifier\('mam-cn', tau_min=…\)"),
+    ],
+)
+def test_settings_that_are_no_parameter_are_named_with_their_place(setting, sentence):
+    with pytest.raises(SettingError, match=sentence):
+        CDLClassifier("mam").set_params(**setting)
+
+
+def test_every_parameter_is_explained_and_there_are_at_most_twenty():
+    names = CDLClassifier().get_params()
+    assert len(names) <= 20
+    assert all(f"        {name}: " in CDLClassifier.__doc__ for name in names)
+
+
+def test_rare_settings_are_given_as_a_recipe(gaussian, tmp_path):
+    model = CDLClassifier(training=Recipe(background=0.0, epochs=3, ensemble=1), epochs=2)
+    assert clone(model).get_params() == model.get_params()
+    same = mipl.make_classifier("sam-cn", background=0.0, epochs=2, ensemble=1)
+    assert model.parts() == same.parts()
+    model.fit(gaussian).save(tmp_path / "m")
+    loaded = CDLClassifier.load(tmp_path / "m")
+    assert loaded.get_params() == model.get_params()
+    np.testing.assert_array_equal(loaded.predict_proba(gaussian), same.fit(gaussian).predict_proba(gaussian))
+
+
+def test_a_model_saved_with_settings_that_are_no_parameters_now_loads(gaussian, tmp_path):
+    """As `CDLClassifier` took any setting, models were saved with them."""
+    CDLClassifier(epochs=1, ensemble=1).fit(gaussian).save(tmp_path / "m")
+    info = json.loads((tmp_path / "m" / "model.json").read_text())
+    common = ("attention", "competitor", "gamma", "recipe", "random_state", "scale", "verbose")
+    earlier = {name: info["params"][name] for name in common} | {"epochs": 1, "lr": None, "batch_size": None}
+    info["params"] = earlier | {"ensemble": 1, "background": 0.3}
+    write_json(tmp_path / "m" / "model.json", info)
+    (tmp_path / "m" / "checksums.json").unlink()
+    model = mipl.load(tmp_path / "m")
+    assert (model.method, model.settings["background"], model.parts()[1].epochs) == ("sam-cn", 0.3, 1)
+
+
+def test_the_six_names_are_the_six_methods():
+    method, _ = mipl.make_classifier("mam-cc", gamma=3.0).parts()
+    assert (method.attention, method.competitor, method.gamma) == ("mam", "cc", 3.0)
     with pytest.raises(SettingError, match=r"no method 'mam-nc'. Did you mean"):
         mipl.make_classifier("mam-nc")
 

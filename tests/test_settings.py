@@ -14,7 +14,7 @@ from sklearn.model_selection import GridSearchCV
 import mipl
 from mipl.cli import main
 from mipl.errors import SettingError, TrainingError
-from mipl.estimators import BagClassifier, CDLClassifier
+from mipl.estimators import BagClassifier, CDLClassifier, make_classifier
 from mipl.methods import METHODS
 from mipl.registry import parse_setting, settings_of
 from mipl.training.recipe import Recipe
@@ -126,9 +126,9 @@ def test_the_command_line_says_the_same_sentence(settings, sentence, capsys, tmp
 
 
 def test_a_search_over_numpy_arrays_gives_a_model_that_is_saved_and_resumed(gaussian, tmp_path):
-    grid = {"width": np.array([4, 8]), "lr": np.array([0.01], np.float32), "shared_gate": np.array([True])}
-    base = CDLClassifier(
-        epochs=np.int64(2), ensemble=np.int64(1), random_state=np.int64(1), gamma=np.float32(1)
+    grid = {"width": np.array([4, 8]), "lr": np.array([0.01], np.float32), "update": np.array(["after"])}
+    base = make_classifier(
+        "sam-cn", epochs=np.int64(2), ensemble=np.int64(1), random_state=np.int64(1), gamma=np.float32(1)
     )
     best = GridSearchCV(base, grid, cv=2).fit(gaussian).best_estimator_
     best.save(tmp_path / "m")

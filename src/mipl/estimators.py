@@ -1,4 +1,4 @@
-"""The scikit-learn face: fit, predict, predict_proba, score, save, load."""
+"""The scikit-learn interface: fit, predict, predict_proba, score, save, load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import sklearn.exceptions
@@ -30,9 +30,9 @@ from mipl.registry import plain, restored, settings_of
 from mipl.seeding import seed_for
 from mipl.training.checks import Parameters, check_features, check_training, training_summary
 from mipl.training.crossfit import mean_log_proba
+from mipl.training.distributed import FabricGroup, ProcessGroup, device_named
 from mipl.training.fit import Build, Fitted, fit_network
 from mipl.training.model_folder import ModelFolder, write_model
-from mipl.training.parallel import Alone, Group, device_named
 from mipl.training.progress import Report, progress_bar
 from mipl.training.recipe import RECIPE_VERSION, Recipe, make_recipe
 from mipl.training.scaling import fit_scaling
@@ -149,7 +149,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 bags,
                 recipe,
                 seed,
-                group=Alone(device_named(self.device)) if fabric is None else Group(fabric),
+                group=ProcessGroup(device_named(self.device)) if fabric is None else FabricGroup(fabric),
                 checkpoint=None if checkpoint is None else Path(checkpoint),
                 report=report or bar,
             )
@@ -300,6 +300,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._check_fitted()
         own = self.get_params(deep=False)
         params = {name: plain(value) for name, value in own.items() if name not in ("encoder", "device")}
+        if params.get("training") is not None:
+            params["training"] = dataclasses.asdict(params["training"])
         info = {
             "class": type(self).__name__,
             "params": params,
@@ -332,8 +334,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"{folder} was trained with an encoder of its own: pass it again, load(…, encoder=module)."
             )
         try:
-            maker = {known.__name__: known for known in (BagClassifier, CDLClassifier)}[info["class"]]
-            model = maker(**{**info["params"], "encoder": encoder, "device": device})
+            model = _from_params(info["class"], {**info["params"], "encoder": encoder, "device": device})
             if not isinstance(model, cls):
                 raise SettingError(f"{folder} holds a {info['class']}, not a {cls.__name__}: use mipl.load.")
             model.classes_ = np.array(info["classes"])
@@ -360,56 +361,133 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 class CDLClassifier(BagClassifier):
-    """The paper's six methods: attention ``dam``, ``sam`` or ``mam``, competitor ``cc`` or ``cn``.
+    """A calibrated classifier of bags with candidate labels: the paper's six methods.
 
-    None leaves ``epochs``, ``batch_size`` and ``lr`` as the recipe has them.
+    Trained with the calibratable disambiguation loss (Eq. 14). By default a cross-fitted ensemble is trained,
+    and its weight decay and temperature are chosen from the candidate sets alone (docs/training.md). None
+    stands for the value that the recipe has.
+
+    Args:
+        attention: how instances are weighted: ``"dam"`` (Eq. 8) for simple features such as colour
+            statistics, ``"sam"`` (Eq. 9) or ``"mam"`` (Eqs. 10–12) for deep ones.
+        competitor: what the margin compares the top candidate with: ``"cc"``, the second candidate, or
+            ``"cn"``, the strongest non-candidate.
+        gamma: γ, the exponent of the margin factor, at least 0.
+        width: L, the width of the instance features; 128 by default.
+        dropout: dropout rate in the encoder, in [0, 1).
+        trust: probability that the true label is a candidate, in (0, 1], or ``"estimate"``.
+        recipe: ``"stable"``, or ``"paper"`` as the authors trained: one network, one bag per step.
+        training: all further settings of training; replaces those of ``recipe``.
+        epochs: passes over the training bags.
+        batch_size: bags per step.
+        lr: initial learning rate.
+        weight_decay: weight decay; by default chosen by out-of-fold likelihood.
+        ensemble: number of networks, 1 or at least 3; 1 trains a single network, not calibrated.
+        random_state: seed of training; None: another one each time.
+        scale: ``"auto"`` standardises features that come as vectors, ``"none"`` does not.
+        encoder: a module from instances (N, …) to vectors (N, L) in place of the built-in encoder.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        verbose: show the progress of training.
+
+    Attributes:
+        classes_: the k classes, in the order of the columns of ``predict_proba``.
+        out_of_fold_: what left-out candidate sets say of the ensemble; None for a single network.
+        calibration_: the temperature that predictions are scaled by.
+        recipe_, method_: the settings that were used, all of them.
+        history_: one value per epoch for each of loss, learning rate and so on.
+
+    Every other setting of the method (``mipl methods sam-cn`` lists them) is a keyword of
+    :func:`make_classifier`.
     """
 
     def __init__(
         self,
-        attention: str = "sam",
-        competitor: str = "cn",
+        attention: Literal["dam", "sam", "mam"] = "sam",
+        competitor: Literal["cc", "cn"] = "cn",
         gamma: float = 1.0,
-        recipe: str = "stable",
+        *,
+        width: int | None = None,
+        dropout: float | None = None,
+        trust: float | Literal["estimate"] = 1.0,
+        recipe: Literal["stable", "paper"] = "stable",
+        training: Recipe | None = None,
         epochs: int | None = None,
         batch_size: int | None = None,
         lr: float | None = None,
-        *,
+        weight_decay: float | None = None,
+        ensemble: int | None = None,
         random_state: int | None = 0,
-        scale: str = "auto",
+        scale: Literal["auto", "none"] = "auto",
         encoder: nn.Module | None = None,
         device: str = "auto",
         verbose: bool = False,
-        **settings: Any,
     ) -> None:
         self.attention = attention
         self.competitor = competitor
         self.gamma = gamma
+        self.width = width
+        self.dropout = dropout
+        self.trust = trust
         self.recipe = recipe
+        self.training = training
         self.epochs = epochs
         self.batch_size = batch_size
         self.lr = lr
+        self.weight_decay = weight_decay
+        self.ensemble = ensemble
         self.random_state = random_state
         self.scale = scale
         self.encoder = encoder
         self.device = device
         self.verbose = verbose
-        self.settings = self._known(settings)
+        self.settings: dict[str, Any] = {}
+
+    def _known(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Refuse settings that are no parameter, and say where they can be given."""
+        for name in settings:
+            hint = suggest(name, self.get_params(deep=False))
+            if name in settings_of(Recipe):
+                hint = f" Give training=Recipe({name}=…)."
+            elif name in settings_of(CDL):
+                hint = f" Use make_classifier('{self._method_name()}', {name}=…)."
+            raise SettingError(f"CDLClassifier has no setting '{name}'.{hint}")
+        return settings
 
     def _method_name(self) -> str:
         return f"{self.attention}-{self.competitor}"
 
     def _settings(self) -> dict[str, Any]:
-        named = {name: getattr(self, name) for name in ("epochs", "batch_size", "lr")}
-        given = {name: value for name, value in named.items() if value is not None}
-        return {"gamma": self.gamma, **given, **self.settings}
+        names = ("width", "dropout", "epochs", "batch_size", "lr", "weight_decay", "ensemble")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.training is not None and not isinstance(self.training, Recipe):
+            raise SettingError(f"training = {self.training!r} must be a Recipe or None.")
+        recipe = {} if self.training is None else dataclasses.asdict(self.training)
+        return {"gamma": self.gamma, "trust": self.trust, **recipe, **given}
+
+
+def _from_params(kind: str, params: dict[str, Any]) -> BagClassifier:
+    """Return the classifier whose class and parameters a model folder stores."""
+    if kind == BagClassifier.__name__:
+        return BagClassifier(**params)
+    if kind != CDLClassifier.__name__:
+        raise KeyError(kind)
+    if params.get("training") is not None:
+        params = {**params, "training": restored(Recipe, params["training"])}
+    if params.keys() <= set(CDLClassifier._get_param_names()):
+        return CDLClassifier(**params)
+    # earlier models name settings that are no parameters of the class today
+    absent = {name for name in ("epochs", "batch_size", "lr") if params.get(name) is None}
+    given = {name: value for name, value in params.items() if name not in absent}
+    return BagClassifier(f"{given.pop('attention')}-{given.pop('competitor')}", **given)
 
 
 def make_classifier(name: str, **params: Any) -> BagClassifier:
-    """Return the untrained classifier of a method by name, for example ``make_classifier("mam-cn")``."""
-    entry = METHODS[name]
-    if entry.cls is CDL:
-        return CDLClassifier(**{**entry.preset, **params})
+    """Return the untrained classifier of a method by name, for example ``make_classifier("mam-cn")``.
+
+    Args:
+        name: a name of :func:`list_methods`.
+        **params: parameters of `BagClassifier`, settings of the method and of the recipe.
+    """
     return BagClassifier(name, **params)
 
 

@@ -17,7 +17,7 @@ from mipl.methods import METHODS
 from mipl.pseudo_labels import SOUND, START, STEPS, PseudoLabels
 from mipl.registry import parse_setting
 from mipl.training.crossfit import train_stacked
-from mipl.training.parallel import Alone
+from mipl.training.distributed import ProcessGroup
 from mipl.training.recipe import make_recipe
 from mipl.training.trainer import Training
 
@@ -209,7 +209,7 @@ def test_training_with_an_estimated_trust_resumes_bit_for_bit(ensemble, tmp_path
 def test_a_member_estimates_the_trust_of_a_network_trained_alone():
     noisy = remove_true_label(gaussian_bags(bags=40, k=5, seed=1), 0.3)
     method = METHODS["sam-cn"].make(dropout=0.0, trust="estimate")
-    training = Training(method, make_recipe("stable", epochs=8), 0, Alone())
+    training = Training(method, make_recipe("stable", epochs=8), 0, ProcessGroup())
     torch.manual_seed(0)
     nets = [method.build(noisy.feature_shape, noisy.k) for _ in range(2)]
     alone = method.build(noisy.feature_shape, noisy.k)

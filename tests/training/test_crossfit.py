@@ -30,7 +30,7 @@ from mipl.training.crossfit import (
     train_members,
     train_stacked,
 )
-from mipl.training.parallel import Alone
+from mipl.training.distributed import ProcessGroup
 from mipl.training.recipe import REGULARISATIONS, make_recipe
 from mipl.training.signal import ENOUGH, signal_score
 from mipl.training.trainer import Training
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The model has learned nothing") 
 
 def training_of(name="sam-cn", epochs=4, seed=0, checkpoint=None, dropout=0.0, **settings):
     recipe = make_recipe("stable", epochs=epochs, **settings)
-    return Training(METHODS[name].make(dropout=dropout), recipe, seed, Alone(), checkpoint)
+    return Training(METHODS[name].make(dropout=dropout), recipe, seed, ProcessGroup(), checkpoint)
 
 
 def networks(training, bags, count):

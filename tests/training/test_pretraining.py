@@ -18,7 +18,7 @@ from mipl.methods import METHODS
 from mipl.nn.encoders import FeatureEncoder, ImageEncoder
 from mipl.seeding import rng_for
 from mipl.training.crossfit import learns_from
-from mipl.training.parallel import Alone
+from mipl.training.distributed import ProcessGroup
 from mipl.training.pretraining import (
     SHARING,
     _draws,
@@ -47,7 +47,7 @@ def network(bags, method="mam-cn", seed=0, **settings):
 
 def training_of(method="mam-cn", report=None, method_settings=None, **settings):
     recipe = make_recipe("stable", **settings)
-    return Training(METHODS[method].make(**(method_settings or {})), recipe, 0, Alone(), report=report)
+    return Training(METHODS[method].make(**(method_settings or {})), recipe, 0, ProcessGroup(), report=report)
 
 
 def flat(net):
@@ -75,7 +75,7 @@ def test_the_encoder_learns_to_find_an_image_again(bags):
     encoder = network(bags).encoder
     images = torch.tensor(bags.instances[:300]).float()
     before = found_again(encoder, images)
-    contrast(encoder, bags, 300, np.random.default_rng(0), Alone())
+    contrast(encoder, bags, 300, np.random.default_rng(0), ProcessGroup())
     assert found_again(encoder, images) > before + 0.08
 
 

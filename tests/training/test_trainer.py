@@ -26,9 +26,9 @@ from mipl.training.trainer import train
 EPOCHS = 60  # of a training that is stopped by a signal
 
 
-def single(*names, **settings):
+def single(**settings):
     """Return the classifier of a single network."""
-    return CDLClassifier(*names, ensemble=1, **settings)
+    return CDLClassifier(ensemble=1, **settings)
 
 
 def build(method, bags, seed=0):
@@ -175,7 +175,7 @@ def test_initial_weights_replace_the_uniform_start(gaussian):
 
 def test_divergence_is_an_error(gaussian):
     with pytest.raises(TrainingError, match=r"became NaN or infinite in epoch 1 at .*: lower lr"):
-        CDLClassifier(recipe="paper", optimizer="sgd", lr=1e30, epochs=2).fit(gaussian)
+        CDLClassifier(recipe="paper", lr=1e30, epochs=2).fit(gaussian)
 
 
 def test_the_global_random_state_is_left_alone(gaussian):
@@ -264,7 +264,7 @@ def test_a_process_that_is_stopped_resumes_to_the_same_model(end, gaussian, tmp_
     resumed = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
     assert json.loads(resumed.stdout)["epochs"] == EPOCHS
     whole = CDLClassifier("mam", "cn", epochs=EPOCHS, ensemble=3).fit(Bags.load(tmp_path / "bags.npz"))
-    found = CDLClassifier.load(tmp_path / "m").network_.state_dict()
+    found = load(tmp_path / "m").network_.state_dict()
     assert all((found[key] == value).all() for key, value in whole.network_.state_dict().items())
     files = {path.name for path in state.rglob("*") if path.is_file()}
     assert files == {"checkpoint.safetensors"} or end == signal.SIGKILL

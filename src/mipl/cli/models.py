@@ -131,7 +131,7 @@ def fit(
     """Train a model on bags with candidate sets."""
     from mipl.estimators import make_classifier
     from mipl.files import check_folder
-    from mipl.training.parallel import launch
+    from mipl.training.distributed import launch
 
     bags = options.open(data)
     params = training.params(method)

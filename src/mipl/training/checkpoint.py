@@ -1,10 +1,10 @@
-"""A checkpoint: everything that training needs to go on bit for bit, in one safetensors file."""
+"""A checkpoint: everything that training needs to resume bit for bit, in one safetensors file."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from mipl.errors import SettingError, StorageError
 from mipl.files import atomic_file
 from mipl.pseudo_labels import PseudoLabels
-from mipl.training.parallel import Alone
+from mipl.training.distributed import ProcessGroup
 
 FILE = "checkpoint.safetensors"
+History = dict[str, list[float]]  # one value per epoch for each name
 
 
 def save_checkpoint(
@@ -28,15 +29,27 @@ def save_checkpoint(
     net: nn.Module,
     optimizer: torch.optim.Optimizer,
     table: PseudoLabels,
-    history: Mapping[str, list[float]],
-    group: Alone,
+    histories: Sequence[History],
+    group: ProcessGroup,
     bags: int,
     mean: nn.Module | None = None,
 ) -> None:
-    """Write the state after ``epoch``; the checkpoint before it stays until this one is whole.
+    """Write the state after ``epoch``; the previous checkpoint is replaced in one step.
 
-    Of several processes each has the rows of its own bags; they are joined, and the first writes. ``mean``:
-    the mean of the networks of several epochs, where there is one.
+    With several processes, each holds the rows of its own bags: they are gathered, and the first process
+    writes.
+
+    Args:
+        folder: where the checkpoint is written.
+        spec: what identifies the training.
+        epoch: the last finished epoch.
+        net: the network, or the members of an ensemble.
+        optimizer: its optimiser.
+        table: the pseudo-label weights.
+        histories: one history per network.
+        group: the processes of the training.
+        bags: the number of rows of the table over all processes.
+        mean: the averaged network (SWA), where there is one.
     """
     rows = {"weights": table.weights, "log_prior": table.log_prior}
     joined = {name: group.join(own, bags) for name, own in rows.items() if own is not None}
@@ -50,7 +63,11 @@ def save_checkpoint(
     tensors |= {f"memory.{name}": value for name, value in table.memory.items()}
     tensors |= joined
     tensors = {name: value.contiguous() for name, value in tensors.items()}
-    metadata = {"spec": json.dumps(spec, sort_keys=True), "epoch": str(epoch), "history": json.dumps(history)}
+    metadata = {
+        "spec": json.dumps(spec, sort_keys=True),
+        "epoch": str(epoch),
+        "history": json.dumps(histories),
+    }
     metadata |= {"sha256": _sha256(metadata, tensors)}
     with atomic_file(folder / FILE) as temporary:
         # bytes first: Python's own write says why it failed, for example on a full disk
@@ -58,7 +75,7 @@ def save_checkpoint(
 
 
 def last_epoch(folder: Path) -> int:
-    """Return the last finished epoch that a folder's checkpoint knows of; 0 without one, or a damaged one."""
+    """Return the last finished epoch of a folder's checkpoint; 0 where there is none, or a damaged one."""
     try:
         with safe_open(folder / FILE, framework="pt") as stored:
             return int((stored.metadata() or {})["epoch"])
@@ -72,13 +89,13 @@ def load_checkpoint(
     net: nn.Module,
     optimizer: torch.optim.Optimizer,
     table: PseudoLabels,
-    group: Alone,
+    group: ProcessGroup,
     mean: nn.Module | None = None,
-) -> tuple[int, dict[str, list[float]]]:
-    """Restore net, mean, optimiser and table; return the last finished epoch (0: none) and the history."""
+) -> tuple[int, list[History]]:
+    """Restore net, mean, optimiser and table; return the last finished epoch (0: none) and the histories."""
     path = folder / FILE
     if not path.exists():
-        return 0, {}
+        return 0, []
     tensors: dict[str, Tensor] = {}
     try:
         with safe_open(path, framework="pt") as stored:
@@ -88,7 +105,7 @@ def load_checkpoint(
         # a checkpoint written before there were checksums has none
         if metadata.pop("sha256", None) not in (None, _sha256(metadata, tensors)):
             raise ValueError("it differs from its checksum")
-        found, epoch, history = (
+        found, epoch, histories = (
             json.loads(metadata["spec"]),
             int(metadata["epoch"]),
             json.loads(metadata["history"]),
@@ -117,7 +134,7 @@ def load_checkpoint(
     for name, value in tensors.items():
         if name.startswith("memory."):
             table.memory[name.removeprefix("memory.")] = value.to(table.weights.device)
-    return epoch, history
+    return epoch, histories
 
 
 def _sha256(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:

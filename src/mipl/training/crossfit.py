@@ -1,7 +1,7 @@
 """A cross-fitted ensemble: members that each leave out some folds, trained as one computation.
 
-Every bag is left out by two members. Their predictions for it are out of fold: they tell, without a true
-label, whether anything was learned, which settings predict best, and how confident the mean may be.
+Every bag is left out by two members. Their out-of-fold predictions show, without a true label, whether
+anything was learned, which settings predict best, and how confident the mean may be.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from mipl.nn.network import BagNetwork
 from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for, seed_for
 from mipl.training.balancing import ambiguity
-from mipl.training.checkpoint import load_checkpoint, save_checkpoint
-from mipl.training.epoch import History, Loop
+from mipl.training.checkpoint import History, load_checkpoint, save_checkpoint
+from mipl.training.distributed import ProcessGroup
+from mipl.training.epoch import Loop
 from mipl.training.flat import FlatParameters
-from mipl.training.parallel import Alone
 from mipl.training.trainer import Training
 
 LEFT_OUT = 2  # members that do not learn from a bag
@@ -38,8 +38,8 @@ PER_MEMBER = 3  # of them for each member, at the least
 def learns_from(bags: Bags, members: int, seed: int) -> Tensor:
     """Return (members, m), 1 where a member learns from a bag.
 
-    Bags are dealt to as many folds as there are members; member e leaves out the folds e and e + 1. Bags of
-    one group (patient) are in one fold. A single member learns from all bags. True labels are not read.
+    Bags are divided into as many folds as there are members; member e leaves out the folds e and e + 1. Bags
+    of one group (patient) are in one fold. A single member learns from all bags. True labels are not read.
     """
     if members == 1:
         return torch.ones(1, len(bags))
@@ -48,7 +48,9 @@ def learns_from(bags: Bags, members: int, seed: int) -> Tensor:
     held = np.zeros(members, dtype=np.int64)  # bags in each fold
     fold = np.zeros(len(sizes), dtype=np.int64)
     order = rng_for("folds", seed).permutation(len(sizes))
-    for each in order[np.argsort(-sizes[order], kind="stable")]:  # large groups first: folds of one size
+    for each in order[
+        np.argsort(-sizes[order], kind="stable")
+    ]:  # large groups first, so that folds have similar sizes
         fold[each] = held.argmin()
         held[fold[each]] += sizes[each]
     ahead = (fold[group] - np.arange(members)[:, None]) % members  # (members, m)
@@ -110,9 +112,9 @@ def initial_weights(training: Training, bags: Bags, seen: Tensor, like: nn.Modul
 
     Where sets are large, which of two look-alikes a network takes for which differs from initialisation to
     initialisation; the mean of several is right more often than any of them, and confident where they agree.
-    They have seen the same bags and are no independent witnesses: the weights are the square root of their
-    mean. What a member leaves out is not seen by its networks either, so that its predictions stay out of
-    fold.
+    They have seen the same bags, so that their errors are correlated: the weights are the square root of
+    their mean. The networks of a member do not see what it leaves out either, so that its predictions stay
+    out of fold.
 
     Args:
         training: the training that the weights are for.
@@ -142,7 +144,7 @@ def initial_weights(training: Training, bags: Bags, seen: Tensor, like: nn.Modul
         method,
         dataclasses.replace(training.recipe, weight_decay=None, optimizer="adamw"),
         seed_for("starts", training.seed) % 2**32,
-        Alone(training.group.device),
+        ProcessGroup(training.group.device),
         report=say,
     )
     train_stacked(first, nets, bags, seen.repeat_interleave(each, dim=0), first.recipe.warmup_epochs)
@@ -232,27 +234,26 @@ def train_stacked(
     parameters = FlatParameters([(share_of[id(p)], [rows]) for p, rows in stacked], members=members)
     optimizer = recipe.make_optimizer(parameters)
     spec = {**training.spec(bags), "members": members} if checkpoint else {}
-    done, history = 0, History()
+    done, histories = 0, list[History]()
     if checkpoint:
-        done, history = load_checkpoint(checkpoint, spec, net, optimizer, table, group)
+        done, histories = load_checkpoint(checkpoint, spec, net, optimizer, table, group)
+    histories = histories or [History() for _ in nets]
     loader = EnsembleLoader(bags, seen, device)
     loop = Loop(
         method, net, loader, parameters, optimizer, table, recipe, training.seed, group, seen=seen.to(device)
     )
     for epoch, values in loop.epochs(done + 1, last):
-        for member, found in enumerate(values):
+        for history, found in zip(histories, values, strict=True):
             for name, value in found.items():
-                history.setdefault(f"{member}.{name}", []).append(value)
+                history.setdefault(name, []).append(value)
         if checkpoint:
             save_checkpoint(
-                checkpoint, spec, epoch, net, optimizer, table, history, group, members * len(bags)
+                checkpoint, spec, epoch, net, optimizer, table, histories, group, members * len(bags)
             )
         training.say(epoch, f"loss {np.mean([found['loss'] for found in values]):.3f}")
     net.hand_back()
     for each in nets:
         each.eval()
-    names = {name.partition(".")[2] for name in history}
-    histories = [{name: history[f"{member}.{name}"] for name in sorted(names)} for member in range(members)]
     return histories, table
 
 

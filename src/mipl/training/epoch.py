@@ -1,4 +1,4 @@
-"""The one training loop (Algorithm 1): what every network, alone or in an ensemble, goes through."""
+"""The training loop (Algorithm 1), the same for a single network and for the members of an ensemble."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ from mipl.methods.base import Clock, Method
 from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for
 from mipl.training.balancing import ambiguity, balanced_prior
+from mipl.training.distributed import ProcessGroup, randomness
 from mipl.training.flat import FlatParameters
-from mipl.training.parallel import Alone, randomness
 from mipl.training.recipe import Recipe
-
-History = dict[str, list[float]]
 
 
 class Loader(Protocol):
-    """Where batches come from."""
+    """The source of batches."""
 
     bags: Bags
 
@@ -37,7 +35,7 @@ class Loader(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """What every epoch works with: one network, or the members of an ensemble as one computation."""
+    """The state of training: one network, or the members of an ensemble as one computation."""
 
     method: Method
     net: nn.Module
@@ -47,10 +45,10 @@ class Loop:
     table: PseudoLabels
     recipe: Recipe
     seed: int
-    group: Alone
+    group: ProcessGroup
     seen: Tensor | None = None  # (members, m) 1 where a member of an ensemble learns from a bag
     lr: float | None = None  # a constant learning rate in place of the schedule
-    guided: bool = False  # balance classes, and let initial weights count as a prior, beyond the warm-up too
+    guided: bool = False  # balance classes and use initial weights as a prior after the warm-up too
 
     @property
     def members(self) -> int:
@@ -58,11 +56,11 @@ class Loop:
         return 1 if self.seen is None else len(self.seen)
 
     def epochs(self, first: int, last: int) -> Iterator[tuple[int, list[dict[str, float]]]]:
-        """Train from epoch ``first`` to ``last`` and yield after each the epoch and every member's values."""
+        """Train from epoch ``first`` to ``last``; yield each epoch with the values of every member."""
         recipe, table, members = self.recipe, self.table, self.members
         candidates = self.loader.bags.candidates
         assert candidates is not None
-        # of each member, the sets that it learns from: in the loader, for the table has one process's bags
+        # the sets that each member learns from; from the loader, since the table has one process's bags only
         every = torch.tensor(candidates, device=self.group.device)
         sets = [every] if self.seen is None else [every[own] for own in self.seen.bool()]
         prior = torch.stack([balanced_prior(own) for own in sets]).to(table.weights)
@@ -76,7 +74,7 @@ class Loop:
                 layers["lr"] = layers["share"] * lr
             if not guided:
                 table.let_go()
-            # the first process draws as one alone does, the others each their own dropout
+            # the first process draws as a single one does, the others draw dropout masks of their own
             own_draws = [self.group.rank] if self.group.rank else []
             with randomness(self.group, "epoch", self.seed, epoch, *own_draws):
                 losses = self._epoch(epoch, prior, strength if guided else None)

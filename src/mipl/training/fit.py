@@ -22,7 +22,7 @@ from mipl.nn.attention import MAM
 from mipl.nn.encoders import FeatureEncoder, Projection, Standardize
 from mipl.nn.network import BagNetwork, Ensemble
 from mipl.seeding import rng_for, seed_for
-from mipl.training.checkpoint import last_epoch
+from mipl.training.checkpoint import History, last_epoch
 from mipl.training.crossfit import (
     initial_weights,
     learns_from,
@@ -33,8 +33,7 @@ from mipl.training.crossfit import (
     possible_members,
     train_members,
 )
-from mipl.training.epoch import History
-from mipl.training.parallel import Alone, randomness
+from mipl.training.distributed import ProcessGroup, randomness
 from mipl.training.pretraining import has_images, train_on_images
 from mipl.training.progress import Report
 from mipl.training.recipe import REGULARISATIONS, Recipe
@@ -77,7 +76,7 @@ def fit_network(
     recipe: Recipe,
     seed: int,
     *,
-    group: Alone,
+    group: ProcessGroup,
     checkpoint: Path | None = None,
     report: Report | None = None,
 ) -> Fitted:
@@ -285,7 +284,7 @@ def _reduce(net: BagNetwork, axes: Tensor, seed: int) -> None:
     encoder = net.encoder
     assert isinstance(encoder, FeatureEncoder)
     assert isinstance(net.scaling, Standardize)
-    with randomness(Alone(), "reduce", seed):
+    with randomness(ProcessGroup(), "reduce", seed):
         net.encoder = FeatureEncoder(axes.shape[1], encoder[0].out_features, encoder[2].p)  # type: ignore[arg-type]
     net.scaling = Projection(net.scaling.to(axes.device), axes)
 

@@ -26,10 +26,9 @@ from mipl.nn.attention import MAM
 from mipl.nn.encoders import FeatureEncoder, ImageEncoder
 from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for, seed_for
-from mipl.training.checkpoint import last_epoch
+from mipl.training.checkpoint import History, last_epoch
 from mipl.training.crossfit import initial_weights, of_member, train_members
-from mipl.training.epoch import History
-from mipl.training.parallel import Alone, randomness
+from mipl.training.distributed import ProcessGroup, randomness
 from mipl.training.progress import Report
 from mipl.training.recipe import IMAGE_LR
 from mipl.training.trainer import Training
@@ -86,7 +85,7 @@ def train_on_images(training: Training, nets: Sequence[nn.Module], bags: Bags, s
         images = dataclasses.replace(of_member(training, e, len(nets)), recipe=half)
         later = images.run(
             net, own, table, last + 1, recipe.epochs,
-            lr=IMAGE_LR, guided=True, averaged_from=averaged_from,
+            prepare=False, lr=IMAGE_LR, guided=True, averaged_from=averaged_from,
         )  # fmt: skip
         for name, values in later.items():
             history.setdefault(name, []).extend(values)
@@ -160,7 +159,7 @@ def contrast(
     bags: Bags,
     steps: int,
     rng: np.random.Generator,
-    group: Alone,
+    group: ProcessGroup,
     report: Report | None = None,
 ) -> None:
     """Train ``encoder`` in place to know two views of an image from those of others, without any label.

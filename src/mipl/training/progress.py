@@ -1,4 +1,4 @@
-"""The progress bar of long work; on standard error, and only where someone can see it."""
+"""The progress bar of long work: on standard error, and only in a terminal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Report(Protocol):
     """Called after each step of long work."""
 
     def __call__(self, done: int, note: str = "") -> None:
-        """Say how many steps are done, and a few words about the last."""
+        """Report the number of finished steps, with a short note on the last."""
 
 
 @contextlib.contextmanager
 def progress_bar(title: str, total: int | None, show: bool) -> Iterator[Report]:
-    """Yield a function that moves the bar; ``total`` None: not known."""
+    """Yield a function that advances the bar; ``total`` None: unknown."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),

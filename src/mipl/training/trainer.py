@@ -1,4 +1,4 @@
-"""The epochs of one network, with checkpoints that resume bit for bit."""
+"""Training of one network, with checkpoints that resume bit for bit."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from mipl.data.batch import BagLoader
 from mipl.errors import SettingError
 from mipl.methods.base import Method
 from mipl.pseudo_labels import PseudoLabels
-from mipl.training.checkpoint import load_checkpoint, save_checkpoint
-from mipl.training.epoch import History, Loop
+from mipl.training.checkpoint import History, load_checkpoint, save_checkpoint
+from mipl.training.distributed import ProcessGroup, randomness
+from mipl.training.epoch import Loop
 from mipl.training.flat import FlatParameters
-from mipl.training.parallel import Alone, randomness
 from mipl.training.progress import Report
-from mipl.training.recipe import Recipe
+from mipl.training.recipe import RECIPE_VERSION, Recipe
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What stays the same from the first epoch to the last."""
+    """What is fixed during training: method, recipe, seed, processes."""
 
     method: Method
     recipe: Recipe
     seed: int
-    group: Alone
+    group: ProcessGroup
     checkpoint: Path | None = None  # a folder to write the state to after each epoch, and to resume from
     report: Report | None = None  # called after each epoch
 
     def spec(self, bags: Bags) -> dict[str, Any]:
-        """Return what identifies a training; a checkpoint resumes only with the same."""
+        """Return what identifies a training; a checkpoint of another one is refused."""
         return {
             "method": type(self.method).__name__,
             "hyper-parameters": dataclasses.asdict(self.method),
             "recipe": dataclasses.asdict(self.recipe),
+            "recipe_version": RECIPE_VERSION,
             "seed": self.seed,
             "data": bags.digest(),
         }
@@ -68,14 +69,15 @@ class Training:
         first: int,
         last: int,
         *,
+        prepare: bool = True,
         lr: float | None = None,
         guided: bool = False,
         averaged_from: int | None = None,
     ) -> History:
-        """Train ``net`` in place from epoch ``first`` to ``last``, or from the checkpoint on.
+        """Train ``net`` in place from epoch ``first`` to ``last``, or resume from the checkpoint.
 
-        Every epoch draws its randomness from a seed of its own, so that a run resumed after any epoch
-        continues exactly as if it had never stopped.
+        Every epoch has a seed of its own, so that a training resumed after any epoch gives the same bits as
+        one that was not interrupted.
 
         Args:
             net: the network.
@@ -83,6 +85,7 @@ class Training:
             table: the weights of this process's bags.
             first: the first epoch.
             last: the last epoch.
+            prepare: let the method set up network and table first; false: they were trained before.
             lr: a constant learning rate in place of the recipe's schedule.
             guided: balance classes and use initial weights as a prior after the warm-up too.
             averaged_from: the first epoch of weight averaging (SWA); none: no averaging.
@@ -98,15 +101,13 @@ class Training:
         optimizer = recipe.make_optimizer(parameters)
         mean = None if averaged_from is None else AveragedModel(net)
         done, history = first - 1, History()
-        if first == 1:
+        if prepare:
             with randomness(group, "prepare", self.seed):
                 method.prepare(net, self.loader(bags), table, self.seed)
         spec = self.spec(bags) if self.checkpoint else {}
         if self.checkpoint:
-            stored, stored_history = load_checkpoint(
-                self.checkpoint, spec, net, optimizer, table, group, mean
-            )
-            done, history = (stored, stored_history) if stored else (done, history)
+            stored, histories = load_checkpoint(self.checkpoint, spec, net, optimizer, table, group, mean)
+            done, history = (stored, histories[0]) if histories else (done, history)
         loop = Loop(
             method, net, self.loader(bags), parameters, optimizer, table, recipe, self.seed, group,
             lr=lr, guided=guided,
@@ -118,7 +119,7 @@ class Training:
                 mean.update_parameters(net)
             if self.checkpoint:
                 save_checkpoint(
-                    self.checkpoint, spec, epoch, net, optimizer, table, history, group, len(bags), mean
+                    self.checkpoint, spec, epoch, net, optimizer, table, [history], group, len(bags), mean
                 )
             self.say(epoch, f"loss {values['loss']:.3f}")
         parameters.release()
@@ -140,14 +141,14 @@ def train(
     recipe: Recipe,
     seed: int,
     *,
-    group: Alone | None = None,
+    group: ProcessGroup | None = None,
     checkpoint: Path | None = None,
     report: Report | None = None,
 ) -> History:
     """Train one network in place, all layers from the first epoch, and return its history."""
     if bags.candidates is None:
         raise ValueError("bags without candidate sets cannot be trained on")
-    training = Training(method, recipe, seed, group or Alone(), checkpoint, report)
+    training = Training(method, recipe, seed, group or ProcessGroup(), checkpoint, report)
     history = training.run(net, bags, training.table(bags), 1, recipe.epochs)
     training.finish(net, bags)
     return history

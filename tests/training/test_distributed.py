@@ -16,7 +16,7 @@ from mipl import load, make_classifier
 from mipl.cli import main
 from mipl.data.benchmarks import gaussian_bags
 from mipl.errors import SettingError
-from mipl.training.parallel import Alone, Group
+from mipl.training.distributed import FabricGroup, ProcessGroup
 
 
 def weights(folder):
@@ -108,7 +108,7 @@ def test_half_precision_learns_and_keeps_whole_weights(ensemble):
 
 
 def test_one_process_has_nothing_to_say():
-    alone, rows = Alone(), torch.ones(3, 2)
+    alone, rows = ProcessGroup(), torch.ones(3, 2)
     alone.add([rows])
     assert torch.equal(alone.join(rows, 3), torch.ones(3, 2))
 
@@ -116,9 +116,9 @@ def test_one_process_has_nothing_to_say():
 def test_what_cannot_be_shared_is_said(trained, capsys):
     fabric = pytest.importorskip("lightning_fabric")
     with pytest.raises(SettingError, match=r"fabric\.launch"):
-        Group(fabric.Fabric(accelerator="cpu", devices=2, strategy="ddp"))
+        FabricGroup(fabric.Fabric(accelerator="cpu", devices=2, strategy="ddp"))
     with pytest.raises(SettingError, match="32-true or bf16-mixed"):
-        Group(fabric.Fabric(accelerator="cpu", precision="64-true"))
+        FabricGroup(fabric.Fabric(accelerator="cpu", precision="64-true"))
     for words, wanted in (
         (("--precision", "16-mixed"), "32-true or bf16-mixed"),
         (("--accelerator", "abacus"), "devices cannot be used"),

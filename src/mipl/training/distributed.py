@@ -1,8 +1,8 @@
-"""Training on several devices or machines: what the processes of one training say to each other.
+"""Training on several devices or machines: the communication between its processes.
 
-Lightning Fabric starts the processes, gives each its device and carries the sums. Every process has the same
-network and takes the same steps: it computes the losses of its own bags of a batch, and the gradients are
-summed, so that the number of processes changes nothing but the time.
+Lightning Fabric starts the processes, assigns their devices and sums tensors over them. Every process has the
+same network and takes the same steps: it computes the losses of its own bags of a batch, and gradients are
+summed, so that the number of processes affects only the time.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from mipl.seeding import seed_for
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-PRECISIONS = ("32-true", "bf16-mixed")  # others need a scaling of the loss, or parameters of another type
+PRECISIONS = ("32-true", "bf16-mixed")  # others need loss scaling, or parameters of another type
 
 
 def launch(devices: int, nodes: int, accelerator: str, precision: str) -> Fabric | None:
-    """Start the processes of a training and return their Fabric; None for one process as it is.
+    """Start the processes of a training and return their Fabric; None where one process is enough.
 
-    The processes are this command again, once more for each device; of several machines, one whose
-    NODE_RANK is 0 is the one that MASTER_ADDR and MASTER_PORT name.
+    Each process runs this command again, one per device. With several machines, MASTER_ADDR and MASTER_PORT
+    name the one whose NODE_RANK is 0.
     """
     if devices == nodes == 1 and accelerator == "auto" and precision == "32-true":
         return None
@@ -67,8 +67,8 @@ def device_named(name: str) -> torch.device:
         raise SettingError(f"This machine has no device '{name}': use auto, cpu or cuda.") from error
 
 
-class Alone:
-    """A training in one process."""
+class ProcessGroup:
+    """The process group of a training in one process."""
 
     rank, processes, full_precision = 0, 1, True
 
@@ -79,16 +79,16 @@ class Alone:
         """Replace each tensor by its sum over the processes."""
 
     def join(self, rows: Tensor, bags: int) -> Tensor:
-        """Return the rows of all ``bags`` from those of each process's share."""
+        """Return the rows of all ``bags`` from those of each process."""
         return rows
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which the network computes in the wanted precision."""
+        """Return a context in which the network computes in the requested precision."""
         return contextlib.nullcontext()
 
 
-class Group(Alone):
-    """A training shared by the processes of a launched Fabric."""
+class FabricGroup(ProcessGroup):
+    """The process group of a training on the processes of a launched Fabric."""
 
     def __init__(self, fabric: Fabric) -> None:
         super().__init__(fabric.device)
@@ -100,7 +100,7 @@ class Group(Alone):
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over the processes."""
-        with _company():
+        with _reported_failures():
             for tensor in tensors:
                 tensor.copy_(self.fabric.all_reduce(tensor, reduce_op="sum"))  # type: ignore[arg-type]
 
@@ -117,20 +117,20 @@ class Group(Alone):
 
 
 @contextlib.contextmanager
-def _company() -> Iterator[None]:
-    """Say what it means when another process cannot be reached."""
+def _reported_failures() -> Iterator[None]:
+    """Raise a TrainingError where another process cannot be reached."""
     try:
         yield
     except RuntimeError as error:
         raise TrainingError(
             "Another process of this training has ended or cannot be reached: start it again; "
-            f"with a checkpoint it goes on after the last whole epoch ({str(error).splitlines()[0]})."
+            f"with a checkpoint it resumes after the last finished epoch ({str(error).splitlines()[0]})."
         ) from error
 
 
 @contextlib.contextmanager
-def randomness(group: Alone, *names: str | int) -> Iterator[None]:
-    """Draw from a seed of these names inside the block, and leave torch's own generator as it was."""
+def randomness(group: ProcessGroup, *names: str | int) -> Iterator[None]:
+    """Seed torch from these names inside the block, and restore its generator afterwards."""
     with torch.random.fork_rng(devices=[] if group.device.type == "cpu" else None):
         torch.manual_seed(seed_for(*names))
         yield
