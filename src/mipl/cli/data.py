@@ -58,12 +58,11 @@ ROWS = {  # of Table 1: field -> what it is called, and whether it is a share
 @data_app.command("list")
 def list_(as_json: JsonOpt = False) -> None:
     """List the data sets that have a name, and what each is built from."""
-    from mipl.data.benchmarks import BUILDERS, raw_files, takes_r
-    from mipl.data.catalogue import TABLE1
+    from mipl.data.datasets import DATASETS
 
     rows = [
-        {"name": name, "paper": name in TABLE1, "r": takes_r(name), "raw": raw_files(name)}
-        for name in BUILDERS
+        {"name": name, "paper": dataset.table1 is not None, "r": dataset.takes_r, "raw": dataset.raw_files}
+        for name, dataset in DATASETS.items()
     ]
     if as_json:
         print_json(rows)
@@ -89,13 +88,15 @@ def info(
     as_json: JsonOpt = False,
 ) -> None:
     """Show what a data set is like: its row of the paper's Table 1, beside the paper's own."""
-    from mipl.data.catalogue import characteristics, table1
+    from mipl.data.datasets import find_dataset
+    from mipl.data.statistics import bag_statistics
 
     source = source_of(data, r, data_seed, raw, labels, skip_missing, ignore, missing_truth)
     bags = source.open()
-    ours = dataclasses.asdict(characteristics(bags))
+    ours = dataclasses.asdict(bag_statistics(bags))
     name = str(bags.provenance.get("dataset", source.name))
-    paper = table1(name, int(bags.provenance.get("r", 1)))
+    dataset = find_dataset(name)
+    paper = None if dataset is None else dataset.table1_row(int(bags.provenance.get("r", 1)))
     theirs = None if paper is None else dataclasses.asdict(paper)
     if as_json:
         print_json(
@@ -141,17 +142,17 @@ def build(
     as_json: JsonOpt = False,
 ) -> None:
     """Build a data set by its name from raw files, and write it."""
-    from mipl.data.benchmarks import authors_file
-    from mipl.data.benchmarks import build as build_bags
+    from mipl.data.datasets import build as build_bags
+    from mipl.data.datasets import find_dataset
     from mipl.data.images import list_images
     from mipl.data.sources import save
     from mipl.training.progress import progress_bar
 
     _check_out(out)
-    drawn = (
-        raw is not None and name.startswith(("c-", "crc5-")) and not (raw / authors_file(name, 1)).is_file()
-    )
-    images = len(list_images(raw)) if raw is not None and drawn else None
+    dataset = find_dataset(name)
+    images = None  # the number of images to encode, for the progress bar
+    if raw is not None and dataset is not None and dataset.from_images and not dataset.has_authors_file(raw):
+        images = len(list_images(raw))
     with progress_bar(name, images, show=not as_json and images is not None) as report:
         bags = build_bags(name, r, seed, raw, report=report)
     save(bags, out)

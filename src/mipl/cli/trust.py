@@ -154,7 +154,7 @@ def triage(
 
     from mipl.calibration.conformal import WAYS, check_coverage, fit_conformal
     from mipl.calibration.model import check_unseen, truth_of
-    from mipl.data.benchmarks import BUILDERS
+    from mipl.data.datasets import DATASETS
     from mipl.data.splits import one_per_group, random_split
     from mipl.estimators import load
     from mipl.files import check_place
@@ -168,7 +168,7 @@ def triage(
         check_coverage(set_coverage)
     check_place(out)
     classifier = load(model)
-    of_both = data not in BUILDERS and calibrate_on in BUILDERS
+    of_both = data not in DATASETS and calibrate_on in DATASETS
     of_data = (None, None, None) if of_both else (r, data_seed, raw)
     bags = source_of(data, *of_data, labels, skip_missing, ignore, missing_truth).open()
     known = None
@@ -178,7 +178,7 @@ def triage(
         bags, known = bags[rest], bags[taken]
     elif calibrate_on is not None:
         # -r, --raw and --data-seed are those of whichever of the two is built by name
-        by_name = (r, data_seed, raw) if calibrate_on in BUILDERS else (None, None, None)
+        by_name = (r, data_seed, raw) if calibrate_on in DATASETS else (None, None, None)
         known = source_of(calibrate_on, *by_name, calibrate_labels, False, None, missing_truth).open()
         check_unseen(classifier, known)
     p = classifier.predict_proba(bags)

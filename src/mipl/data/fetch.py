@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from mipl.data.benchmarks import AUTHORS, authors_file
+from mipl.data.datasets import DATASETS
 from mipl.errors import SettingError, StorageError, suggest
 from mipl.files import atomic_file
 
@@ -42,9 +42,10 @@ def fetch(
     It is checked against the known checksum, or else against the one recorded in ``checksums.json`` when the
     file was first fetched into this folder.
     """
-    if name not in AUTHORS:
-        raise SettingError(f"The authors have no data set '{name}'.{suggest(name, AUTHORS)}")
-    file = authors_file(name, r)
+    known = {each.name for each in DATASETS.values() if each.authors_name is not None}
+    file = DATASETS[name].authors_file(r) if name in DATASETS else None
+    if file is None:
+        raise SettingError(f"The authors have no data set '{name}'.{suggest(name, known)}")
     if url is None:
         if file not in GIT_BLOBS:
             raise SettingError(

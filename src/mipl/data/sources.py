@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from mipl.data.bags import Bags
-from mipl.data.benchmarks import BUILDERS, build, takes_r
+from mipl.data.datasets import DATASETS, build
 from mipl.data.formats.h5 import open_folder, write_folder
 from mipl.data.formats.mat import read_mat, write_mat
 from mipl.data.formats.npz import load_npz, save_npz
@@ -65,13 +65,13 @@ class Source:
     @property
     def name(self) -> str:
         """The data set's name, or the file's or folder's without what stands above it; and the noise."""
-        name = self.data if self.data in BUILDERS else Path(self.data).resolve().name
+        name = self.data if self.data in DATASETS else Path(self.data).resolve().name
         return name + "".join(f" {kind} noise {share:g}" for kind, share in self._noise() if share)
 
     @property
     def false_positives(self) -> int | None:
         """The r of a data set that is built with one."""
-        if self.data not in BUILDERS or not takes_r(self.data):
+        if self.data not in DATASETS or not DATASETS[self.data].takes_r:
             return None
         return 1 if self.r is None else self.r
 
@@ -96,7 +96,7 @@ class Source:
     def _check_options(self) -> None:
         """Refuse options that this kind of data would ignore."""
         path = Path(self.data)
-        built = self.data in BUILDERS
+        built = self.data in DATASETS
         for option, value in (("-r", self.r), ("--raw", self.raw), ("--data-seed", self.seed)):
             if value is not None and not built and path.exists():
                 raise SettingError(
@@ -115,7 +115,7 @@ class Source:
         table = None if self.labels is None else Path(self.labels)
         if self.built is not None and Path(self.built).is_file():
             bags = _any_npz(Path(self.built))
-        elif self.data in BUILDERS:
+        elif self.data in DATASETS:
             bags = build(self.data, self.r, self.seed, None if self.raw is None else Path(self.raw))
         elif path.is_dir():
             return open_folder(path, table, skip_missing=self.skip_missing, missing_truth=self.missing_truth)
@@ -129,7 +129,7 @@ class Source:
             raise StorageError(f"{path} is not {KINDS}.")
         else:
             raise StorageError(
-                f"'{self.data}' is neither a file nor a data set.{suggest(self.data, BUILDERS)}"
+                f"'{self.data}' is neither a file nor a data set.{suggest(self.data, DATASETS)}"
             )
         return bags if table is None else apply_label_table(bags, table, missing_truth=self.missing_truth)
 

@@ -7,34 +7,25 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mipl.data.catalogue import TABLE1, Characteristics, characteristics
+from mipl.data.datasets import DATASETS
 from mipl.data.formats.npz import save_npz
 from mipl.data.sources import Source
 from mipl.data.splits import split_digest
+from mipl.data.statistics import BagStatistics, bag_statistics
 from mipl.errors import MiplError, SettingError, suggest
 from mipl.experiments.engines import run_jobs
 from mipl.experiments.runner import Job, is_present, split_of
 from mipl.records.store import Store
 from mipl.reports import figures
-from mipl.reports.claims import CRC
 from mipl.reports.items import ITEMS
 from mipl.reports.page import write_page, write_product
 from mipl.reports.paper import QUICK_SET, Product
-from mipl.reports.runs import Runs, Want, is_embedded, is_stand_in, set_title
+from mipl.reports.runs import Runs, Want, is_stand_in, set_title
 from mipl.reports.tables import Cell, Table
 
-# Where the raw files of a data set are looked for below --raw, after a folder of its own name.
-FOLDERS = {
-    "mnist-mipl": ("mnist",),
-    "fmnist-mipl": ("fashion-mnist", "fmnist"),
-    "birdsong-mipl": ("hja-birdsong", "birdsong"),
-    "sival-mipl": ("sival",),
-    "c": ("crc-mipl", "crc"),
-    "crc5": ("crc-tiles", "crc5"),
-}
 QUICK_EPOCHS, QUICK_SPLITS = 30, (1,)
 ALL_SPLITS = tuple(range(1, 11))
-TABLE1_SETS = (*((name, 1) for name in TABLE1 if not name.startswith("c-")), *CRC)
+TABLE1_SETS = tuple((name, 1 if d.takes_r else None) for name, d in DATASETS.items() if d.table1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +120,7 @@ class _Data:
     split_digests: dict[tuple[int, float], str]  # by number and share of the training bags
     provenance: dict[str, object]
     vectors: bool
-    row: Characteristics
+    row: BagStatistics
 
 
 def _open(
@@ -139,12 +130,14 @@ def _open(
     data, lacking = {}, {}
     for dataset, r in sets:
         base, *noise = dataset.split(" ")  # as in "sival-mipl class noise 0.2"
-        source = Source(base, r, raw=_raw(base, options.raw))
+        record = DATASETS[base]
+        raw = None if options.raw is None or record.is_embedded else str(record.raw_folder(options.raw))
+        source = Source(base, r, raw=raw)
         if noise:
             kind, _, share = noise
             levels = [float(share) if kind == each else 0.0 for each in ("class", "attribute")]
             source = dataclasses.replace(source, class_noise=levels[0], attribute_noise=levels[1])
-        if dataset.startswith(("c-", "crc5-")):  # bags from images take minutes: they are kept for every run
+        if record.from_images:  # built once, for all runs
             source = dataclasses.replace(source, built=str(options.out / "data" / f"{dataset}.npz"))
         try:
             bags = source.open()
@@ -160,19 +153,9 @@ def _open(
             save_npz(bags, Path(source.built))
         vectors = len(bags.feature_shape) == 1
         data[dataset, r] = _Data(
-            source, bags.digest(), splits, dict(bags.provenance), vectors, characteristics(bags)
+            source, bags.digest(), splits, dict(bags.provenance), vectors, bag_statistics(bags)
         )
     return data, lacking
-
-
-def _raw(dataset: str, raw: Path | None) -> str | None:
-    """Return the folder of a data set's raw files below the one that was given, or that one itself."""
-    if raw is None or is_embedded(dataset):
-        return None
-    kind = dataset if dataset in FOLDERS else dataset.partition("-")[0]
-    below = [raw / name for name in (dataset, *FOLDERS[kind])]
-    # Images are looked for in their own folder alone: any folder of folders of images looks like a data set.
-    return str(next((folder for folder in below if folder.is_dir()), below[1] if kind != dataset else raw))
 
 
 def _jobs(wants: Iterable[Want], data: dict[tuple[str, int | None], _Data], options: Options) -> list[Job]:
@@ -223,14 +206,12 @@ def _table1(data: dict[tuple[str, int | None], _Data], runs: Runs) -> Product:
     rebuilt = [each for each, found in data.items() if found.provenance.get("origin") != "the authors' file"]
     body, values = [], []
     for each in (*TABLE1_SETS, *extra):
-        ours, paper = data[each].row if each in data else None, TABLE1.get(each[0])
+        ours, paper = data[each].row if each in data else None, DATASETS[each[0]].table1_row(1)
         mark = "‡" if each in extra else "†" if each in rebuilt else ""
         line = [Cell(set_title(each[0]) + mark)]
         value: dict[str, Any] = {"dataset": each[0]}
         for name in fields:
             mine, theirs = (None if row is None else getattr(row, name) for row in (ours, paper))
-            if name == "mean_candidates" and paper is not None and theirs is None:
-                theirs = 2.0  # 1 + r, for r = 1
             below = "" if theirs is None else f"paper {_short(name, theirs)}"
             line.append(Cell("–" if mine is None else _short(name, mine), below=below))
             value |= {name: mine, f"paper_{name}": theirs}

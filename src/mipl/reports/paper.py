@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from mipl.data.datasets import stand_in_for
 from mipl.reports.claims import (
     BASELINE,
     EARLIER,
@@ -72,20 +73,17 @@ class Item:
 
     def stand_ins(self) -> Sets:
         """Return the data sets that stand in for those which nobody can be given."""
-        crc = (
-            (d.replace("c-", "crc5-", 1).replace("r34", "lite0"), r) for d, r in self.sets if d[:2] == "c-"
-        )
-        return tuple(crc)
+        return tuple((other.name, r) for d, r in self.sets if (other := stand_in_for(d)) is not None)
 
     def drawn(self, runs: Runs) -> Sets:
         """Return for each of the paper's sets the one to draw: itself, its stand-in, or the embedded data.
 
         Where there are no runs at all it is the paper's own, which then shows as empty.
         """
-        others = dict(zip((each for each in self.sets if each[0][:2] == "c-"), self.stand_ins(), strict=True))
         chosen = []
         for each in self.sets:
-            options = [each, *([others[each]] if each in others else [])]
+            other = stand_in_for(each[0])
+            options = [each, *([(other.name, each[1])] if other is not None else [])]
             chosen.append(next((option for option in options if runs.has(*option)), each))
         if not any(runs.has(*each) for each in chosen) and runs.has(*QUICK_SET[0]):
             return QUICK_SET

@@ -145,7 +145,7 @@ def draw_noise(item: Item, name: str, runs: Runs) -> Product:
             )
     figure = charts.line_panels(panels, NOISE, ("bags without their true label", "instances dropped"))
     product = _product(item, runs, figure, sets)
-    if clean[0].startswith("birdsong"):
+    if clean[0] == "birdsong-mipl":
         said = "Birdsong-MIPL stands in for SIVAL-MIPL, which cannot be had offline."
         return Product(product.title, product.tables, figure, [*product.notes, said], runs)
     return product

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mipl.data.datasets import find_dataset
 from mipl.records.store import Record
 from mipl.records.summary import sample_std
 
 KINDS = ("stratified", "official")  # splits that a table may use
 METRICS = {"accuracy": "accuracy", "ece": "expected_calibration_error"}
-SET_NAMES = {"mnist": "MNIST", "fmnist": "FMNIST", "birdsong": "Birdsong", "sival": "SIVAL", "mipl": "MIPL"}
-SET_NAMES |= {"c": "C", "row": "Row", "sbn": "SBN", "kmeans": "KMeans", "sift": "SIFT", "r34": "R34"}
 METHOD_NAMES = {"demipl": "DEMIPL", "elimipl": "ELIMIPL", "miplma": "MIPLMA", "promipl": "ProMIPL"}
 POOLING_NAMES = {"mean": "Mean", "maxmin": "MaxMin"}
 METHOD_NAMES |= {"fastmipl": "FastMIPL", "miplgp": "MIPLGP", "proden": "PRODEN", "lws": "LWS"}
@@ -172,12 +171,8 @@ class Runs:
 
 def set_title(dataset: str, r: int | None = None) -> str:
     """Return a data set's name as the paper writes it; stand-ins keep their own."""
-    if is_stand_in(dataset):
-        name = dataset
-    else:
-        base, _, noise = dataset.partition(" ")
-        name = "-".join(SET_NAMES.get(part, part) for part in base.split("-"))
-        name = f"{name} {noise}" if noise else name
+    record = find_dataset(dataset)
+    name = dataset if record is None else dataset.replace(record.name, record.title, 1)
     return name if r is None else f"{name}, r = {r}"
 
 
@@ -192,12 +187,14 @@ def method_title(method: str, given: Mapping[str, Any] | Settings = ()) -> str:
 
 def is_stand_in(dataset: str) -> bool:
     """Tell whether a data set stands in for one of the paper's and is none of them."""
-    return dataset.startswith("crc5-") or is_embedded(dataset)
+    record = find_dataset(dataset)
+    return record is not None and record.is_stand_in
 
 
 def is_embedded(dataset: str) -> bool:
     """Tell whether a data set needs no files."""
-    return dataset.startswith("digits-mipl")
+    record = find_dataset(dataset)
+    return record is not None and record.is_embedded
 
 
 def mark_of(records: Iterable[Record]) -> str:
