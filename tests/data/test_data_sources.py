@@ -188,7 +188,7 @@ def test_votes_to_a_model(tmp_path, capsys):
     votes.write_text("bag_id,annotator,label\n" + "\n".join(lines) + "\n", encoding="utf-8")
     labels = str(tmp_path / "labels.csv")
     assert main(["data", "votes", str(votes), "--out", labels, "--weights"]) == 0
-    assert "1.67 candidates a bag" in capsys.readouterr().out
+    assert "1.67 candidates" in capsys.readouterr().out
     fit = ["fit", str(tmp_path / "bags.npz"), "--labels", labels, "--out", str(tmp_path / "m")]
     assert main([*fit, "--set", "epochs=2", "--json"]) == 0
     got = Source(str(tmp_path / "bags.npz"), labels=labels).open()

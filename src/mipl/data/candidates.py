@@ -14,7 +14,11 @@ from mipl.seeding import rng_for
 Classes = tuple[str | int, ...]  # k distinct names, or 0 … k−1
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
-MOST_CLASSES = 10_000  # that indices alone may stand for: more is a year or an id taken for a class
+MOST_CLASSES = 10_000  # as indices: a larger one is probably a year or an id taken for a class
+NO_CANDIDATES = (
+    "The bags have no candidate sets: add a column 'candidates', or give --labels FILE "
+    "(in Python: y=candidates)."
+)
 
 
 def is_matrix(candidates: Any) -> bool:

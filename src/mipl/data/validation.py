@@ -104,6 +104,14 @@ def flat_array(parts: Iterable[Any] | None, sizes: IntArray, ids: list[str], wha
     return flat.astype(np.int64) if ndim == 1 else flat
 
 
+def positions_array(positions: Any, size: int, bag: str) -> IntArray:
+    """Return positions of instances within a bag of ``size`` as int64."""
+    values = np.asarray(positions)
+    if values.ndim != 1 or values.dtype.kind not in "iu" or ((values < 0) | (values >= size)).any():
+        raise DataError(f"Bag '{bag}' has {size} instances: give at least one position from 0 to {size - 1}.")
+    return values.astype(np.int64)
+
+
 def weight_array(weights: Any) -> Array | None:
     """Return initial weights (m, k) as a copy, float32."""
     try:
