@@ -203,7 +203,7 @@ def _clam_split(bags: Bags, path: Path) -> Split:
 
 
 def _index_split(bags: Bags, path: Path) -> Split:
-    from mipl.data.formats.mat import read_variables
+    from mipl.data.formats.matlab5 import read_variables
 
     content = read_variables(path, ("trainIndex", "testIndex"))
     if len(content) < 2 or any(
