@@ -219,7 +219,7 @@ def truncated(path):
 BROKEN = {
     "pickle.pt": (pickled, "cannot be read as features"),
     "torch.pt": (torch_pickled, "cannot be read as features"),
-    "dict.pt": (lambda p: torch.save({"x": torch.ones(2, 2)}, p), "holds a dict, not one tensor"),
+    "dict.pt": (lambda p: torch.save({"x": torch.ones(2, 2)}, p), "has a dict, not one tensor"),
     "object.npy": (numpy_pickled, "cannot be read as features"),
     "cut.h5": (truncated, "cannot be read as features"),
     "text.h5": (lambda p: p.write_text("hello"), "cannot be read as features"),

@@ -207,7 +207,7 @@ def change_array(name, value):
         (change_array("meta", np.array("[1, 2]")), StorageError, "is damaged or is not"),
         (change_array("meta", np.array("{}")), StorageError, "has the format None"),
         (change_array("offsets", np.array(3)), StorageError, "is damaged or is not"),
-        (change_array("offsets", np.array([0, 2, 3, 9])), DataError, "A bag reaches outside"),
+        (change_array("offsets", np.array([0, 2, 3, 9])), DataError, "A bag extends beyond"),
         (change_array("offsets", np.array([0, 2, 2, 6])), DataError, "Bag 'y' is empty"),
         (change_array("offsets", np.array([0.0, 2, 3, 6])), DataError, "cannot be of type float64"),
         (change_array("offsets", np.zeros((4, 2), dtype=int)), DataError, "shape"),
