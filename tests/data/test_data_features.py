@@ -35,7 +35,7 @@ def test_names_stay_with_selections_and_files(tmp_path):
         np.testing.assert_array_equal(aligned(turned, ("u", "v")).instances, bags.instances)
     with pytest.raises(DataError, match="3 feature names for instances of shape"):
         named(("u", "v", "w"))
-    with pytest.raises(DataError, match="named twice"):
+    with pytest.raises(DataError, match="occurs twice"):
         named(("u", "u"))
 
 

@@ -53,7 +53,7 @@ def test_sival_from_c45_files(tmp_path):
         ("a,b,1,x,1\n", "row 1 is not two names"),
         ("i,a,1,2,0\ni,b,1,0\n", "row 2 is not two names"),
         ("a,b,1,nan,1\n", "row 1 has a number that is not finite"),
-        ("a,b,1,2,7\n", "ends not in 0 or 1"),
+        ("a,b,1,2,7\n", "does not end in 0 or 1"),
         ("\xff\x00", "is not C4.5 data"),
     ],
 )

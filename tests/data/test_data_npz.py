@@ -152,14 +152,14 @@ def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path):
     path = tmp_path / "bags.npz"
     with path.open("wb") as file:
         np.save(file, np.zeros((3, 3)))
-    with pytest.raises(StorageError, match=r"bags\.npz does not hold bags: make such a file with Bags\.save"):
+    with pytest.raises(StorageError, match=r"bags\.npz is not a file of bags: create one with Bags\.save"):
         Bags.load(path)
     for content in (b"", b"bag_id,candidates\n", b"PK\x03\x04 and no more", b"\x80\x04N."):
         path.write_bytes(content)
         with pytest.raises(StorageError, match=r"bags\.npz is damaged or is not an \.npz of bags"):
             Bags.load(path)
     np.savez(path, images=np.zeros(3))
-    with pytest.raises(StorageError, match=r"bags\.npz does not hold bags"):
+    with pytest.raises(StorageError, match=r"bags\.npz is not a file of bags"):
         Bags.load(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("meta", "text")

@@ -246,7 +246,7 @@ VOTES = [f"train-{i:04d},a,c{i % 8}" for i in range(1000)]
         ),
         ({"votes": VOTES[:-1]}, StorageError, r"votes\.csv has no row of bag 'train-0999'"),
         ({"votes": [*VOTES, "valid-0000,a,c1"]}, StorageError, r"votes\.csv names bag 'valid-0000'"),
-        ({"votes": [*VOTES[1:], "train-0000,a,"]}, DataError, "Bag 'train-0000' keeps no candidate"),
+        ({"votes": [*VOTES[1:], "train-0000,a,"]}, DataError, "Bag 'train-0000' has no candidate left"),
         ({"votes": [*VOTES, "train-0000,b,c9"]}, StorageError, "has 9 classes in votes.csv and labels.csv: "),
     ],
 )

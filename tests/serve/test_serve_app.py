@@ -72,7 +72,7 @@ def test_named_features_are_put_in_order_or_refused():
         answer = post(client, json.dumps(turned)).json()["predictions"][0]
         assert answer["probabilities"] == expected.tolist()
         renamed = {**turned, "feature_names": ["other", *names[1:]]}
-        refused(post(client, json.dumps(renamed)), 422, "misses feature 0 and has also other")
+        refused(post(client, json.dumps(renamed)), 422, "lacks feature 0 and also has other")
         refused(post(client, json.dumps({**turned, "feature_names": "x"})), 422, "must be a list of texts")
 
 

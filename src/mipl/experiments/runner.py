@@ -26,7 +26,7 @@ from mipl.data.splits import (
     split_digest,
     stratified_fold,
     stratified_split,
-    training_share,
+    training_fraction,
 )
 from mipl.errors import DataError, SettingError
 from mipl.estimators import BagClassifier, make_classifier
@@ -266,7 +266,7 @@ def split_of(bags: Bags, splits: str, number: int, *, share: float = 1.0, folder
         train, test = stratified_fold(bags, number, int(splits.removeprefix("fold of ")))
     else:
         train, test = stratified_split(bags, number)
-    return training_share(bags, train, share, number), test
+    return training_fraction(bags, train, share, number), test
 
 
 def _planned_split(bags: Bags, job: Job) -> Split:
