@@ -35,7 +35,7 @@ from mipl.methods.base import AttentionMethod
 from mipl.metrics import evaluate
 from mipl.records.spec import RunSpec
 from mipl.records.store import Record, Store
-from mipl.registry import in_force, restored, settings_of
+from mipl.registry import active_settings, restored, settings_of
 from mipl.training.progress import Report
 from mipl.training.recipe import RECIPE_VERSION, Recipe
 
@@ -84,8 +84,8 @@ class Job:
             data_digest=self.data_digest,
             method=self.method,
             recipe=classifier.recipe,
-            hyper_parameters=in_force(method),
-            recipe_settings=in_force(recipe.in_effect(vectors=self.vectors)),
+            hyper_parameters=active_settings(method),
+            recipe_settings=active_settings(recipe.in_effect(vectors=self.vectors)),
             split=self.split,
             splits=self.splits,
             seed=self.seed,

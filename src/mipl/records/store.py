@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mipl.errors import MiplNotice, StorageError
-from mipl.files import ASIDE, atomic_folder, parse_json, read_folder, write_checksums, write_json
+from mipl.files import REPLACED, atomic_folder, parse_json, read_folder, write_checksums, write_json
 from mipl.records.spec import RunSpec
 
 FORMAT = "mipl-record-1"
@@ -47,7 +47,7 @@ DAMAGE = (
 
 
 # The folder of a run, or where it stands for a moment while another replaces it.
-RECORD_FOLDER = re.compile(rf"([^.].*)|\.(.+)\.[0-9a-f]{{12}}{re.escape(ASIDE)}")
+RECORD_FOLDER = re.compile(rf"([^.].*)|\.(.+)\.[0-9a-f]{{12}}{re.escape(REPLACED)}")
 
 
 @dataclasses.dataclass(frozen=True)
