@@ -133,7 +133,7 @@ def test_methods_lists_and_shows(capsys):
         ("run {f}/bags.npz --out {t}/runs --splits ten", "--splits ten cannot be read"),
         ("run {f}/bags.npz --out {t}/runs --methods sam-cm", "no method 'sam-cm'"),
         ("run {f}/bags.npz --out {t}/runs --official {t}", "has neither index1.mat nor splits_1.csv"),
-        ("run {f}/bags.npz --out {t}/runs --share 0", "not a share above 0"),
+        ("run {f}/bags.npz --out {t}/runs --share 0", "not a fraction above 0"),
         ("run {f}/bags.npz --out {t}/runs --with feature", "no extra 'feature' of a record. Did you mean"),
         ("methods sam-nc", "no method 'sam-nc'"),
     ],

@@ -128,7 +128,15 @@ def weight_array(weights: Any) -> Array | None:
 
 def validate(bags: Bags) -> None:
     """Raise a `DataError` for the first violated condition."""
-    m, k, ids = len(bags.sizes), len(bags.classes), bags.ids
+    _validate_types(bags)
+    _validate_shapes(bags)
+    _validate_sizes(bags)
+    _validate_features(bags)
+    _validate_instances(bags)
+    _validate_labels(bags)
+
+
+def _validate_types(bags: Bags) -> None:
     if bags.source.ndim < 2 or 0 in bags.source.shape[1:]:
         raise DataError("The instances have no features: a bag is instances × features.")
     if bags.source.dtype not in STORED:
@@ -136,6 +144,10 @@ def validate(bags: Bags) -> None:
     for name, kinds in KINDS.items():
         if (array := getattr(bags, name)) is not None and array.dtype.kind not in kinds:
             raise DataError(f"The {name.replace('_', ' ')} cannot be of type {array.dtype}.")
+
+
+def _validate_shapes(bags: Bags) -> None:
+    m, k = len(bags.sizes), len(bags.classes)
     for name, array, shape in (
         ("sizes", bags.sizes, (m,)),
         ("starts", bags.starts, (m,)),
@@ -149,13 +161,13 @@ def validate(bags: Bags) -> None:
             raise DataError(
                 f"The {name} have shape {array.shape}, but {m} bags and {k} classes require {shape}."
             )
-    for name, array, ndim in (
+    for name, flat, ndim in (
         ("instance labels", bags.instance_labels, 1),
         ("coordinates", bags.coordinates, 2),
     ):
-        if array is not None and (array.ndim != ndim or len(array) != len(bags.source)):
+        if flat is not None and (flat.ndim != ndim or len(flat) != len(bags.source)):
             raise DataError(
-                f"The {name} have shape {array.shape}, but there are {len(bags.source)} instances."
+                f"The {name} have shape {flat.shape}, but there are {len(bags.source)} instances."
             )
     if (names := bags.feature_names) is not None:
         if (len(names),) != bags.source.shape[1:]:
@@ -164,6 +176,10 @@ def validate(bags: Bags) -> None:
             )
         if len(set(names)) != len(names):
             raise DataError(f"A feature name occurs twice: {listed(names)}.")
+
+
+def _validate_sizes(bags: Bags) -> None:
+    m, ids = len(bags.sizes), bags.ids
     unique, count = np.unique(ids, return_counts=True)
     if len(unique) != m:
         raise DataError(
@@ -173,9 +189,6 @@ def validate(bags: Bags) -> None:
         raise DataError(f"Bag '{ids[bags.sizes < 1][0]}' is empty: every bag needs at least one instance.")
     if m and ((bags.starts < 0).any() or (bags.starts + bags.sizes > len(bags.source)).any()):
         raise DataError("A bag extends beyond the instances: the offsets do not fit the data.")
-    _validate_features(bags)
-    _validate_instances(bags)
-    _validate_labels(bags)
 
 
 def _validate_features(bags: Bags) -> None:

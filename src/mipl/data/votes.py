@@ -84,21 +84,7 @@ def read_votes(path: Path, *, ignore: Iterable[str] = ()) -> Votes:
         annotators = {name: j for j, name in enumerate(columns)}
     ids: dict[str, int] = {}
     names: dict[str, int] = {}
-    votes: list[tuple[int, int, int]] = []  # in the order of the file
-    voted: dict[tuple[int, int], int] = {}  # row of the vote of an annotator on a bag
-    for number, bag, annotator, text in fields:
-        i, j = ids.setdefault(bag, len(ids)), annotators.setdefault(annotator, len(annotators))
-        if not text:
-            continue
-        if (i, j) in voted:
-            raise DataError(
-                f"{path}, row {number} is a second vote of '{annotator}' on bag '{bag}', after row "
-                f"{voted[i, j]}: keep one of them, or write several labels in one row, as in a|b."
-            )
-        voted[i, j] = number
-        votes += [(i, j, names.setdefault(name, len(names))) for name in split_names(text)]
-    if not votes:
-        raise DataError(f"{path} has no votes.")
+    votes = _collect(path, fields, ids, annotators, names)
     if label_name is None:
         _check_shared(path, votes, list(annotators))
     truth_name = "label" if "label" in header and label_name != "label" else None
@@ -224,6 +210,32 @@ def _with_majority(votes: Votes, counts: IntArray) -> dict[str, float | None]:
 
 def _ratio(part: Any, whole: Any) -> float | None:
     return float(part / whole) if whole else None
+
+
+def _collect(
+    path: Path,
+    fields: Iterable[tuple[int, str, str, str]],
+    ids: dict[str, int],
+    annotators: dict[str, int],
+    names: dict[str, int],
+) -> list[tuple[int, int, int]]:
+    """Return bag, annotator and label of each vote as indices, adding new names to the dictionaries."""
+    votes: list[tuple[int, int, int]] = []  # in the order of the file
+    voted: dict[tuple[int, int], int] = {}  # row of the vote of an annotator on a bag
+    for number, bag, annotator, text in fields:
+        i, j = ids.setdefault(bag, len(ids)), annotators.setdefault(annotator, len(annotators))
+        if not text:
+            continue
+        if (i, j) in voted:
+            raise DataError(
+                f"{path}, row {number} is a second vote of '{annotator}' on bag '{bag}', after row "
+                f"{voted[i, j]}: keep one of them, or write several labels in one row, as in a|b."
+            )
+        voted[i, j] = number
+        votes += [(i, j, names.setdefault(name, len(names))) for name in split_names(text)]
+    if not votes:
+        raise DataError(f"{path} has no votes.")
+    return votes
 
 
 def _long(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,62 +59,32 @@ def read_tidy(path: Path, *, ignore: Iterable[str] = (), missing_truth: bool = F
         StorageError: the file cannot be read.
     """
     columns = _columns(path, tuple(ignore))
-    has_coordinates = set(COORDINATES) <= columns.keys()
-    known = {*TEXT, *(COORDINATES if has_coordinates else ()), ""}
-    features = [name for name in columns if name not in known]
-    if not features:
-        raise DataError(f"{path} has no feature columns: its header is {listed(columns, SHOWN)}.")
-    check_features(path, features)
-    bag, ids = _encode(columns[needed_column(path, list(columns), IDS)])
-    if not ids:
-        raise DataError(f"{path} has no rows: there is no bag.")
-    if "" in ids:
-        i = int(np.flatnonzero(bag == ids.index(""))[0])
-        raise DataError(f"{path}, row {_row(path, i)} has no bag id: fill it in.")
-    sizes = np.bincount(bag)
-    order = np.argsort(bag, kind="stable")
-    first = order[np.cumsum(sizes) - sizes]
-
-    def of_bags(name: str | None) -> tuple[str, ...] | None:
-        if name not in columns:
-            return None
-        code, values = _encode(columns[name])
-        changed = np.flatnonzero(code != code[first][bag])
-        if len(changed):
-            i = int(changed[0])
-            raise DataError(
-                f"{path}, row {_row(path, i)} gives bag '{ids[bag[i]]}' the {name} '{values[code[i]]}', but "
-                f"an earlier row '{values[code[first][bag[i]]]}': give the same value in every row of a bag."
-            )
-        return complete(path, str(name), [values[c] for c in code[first]], ids)
-
-    labels, groups = of_bags("label"), of_bags(one_column(path, list(columns), GROUPS))
-    texts, weight_texts = of_bags("candidates"), of_bags("weights")
+    features = _feature_columns(path, columns)
+    rows = _Rows.of(path, columns)
+    labels = rows.per_bag("label")
+    groups = rows.per_bag(one_column(path, list(columns), GROUPS))
+    texts, weight_texts = rows.per_bag("candidates"), rows.per_bag("weights")
+    if weight_texts is not None and texts is None:
+        raise DataError(f"{path} has weights without the column 'candidates' whose order they follow.")
     sets = None if texts is None else [split_names(text) for text in texts]
     code, values = _encode(columns["instance_label"]) if "instance_label" in columns else (None, [])
     classes = _classes({name for names in sets or () for name in names} | {*(labels or ()), *values} - {""})
     check_classes(path, classes)
-    class_names = tuple(str(name) for name in classes)
-    instance_labels = None
-    if code is not None:
-        index = {name: j for j, name in enumerate(class_names)}
-        instance_labels = np.array([index.get(value, -1) for value in values])[code][order]
-    source = _matrix(path, columns, features, order)
-    coordinates = _matrix(path, columns, COORDINATES, order) if has_coordinates else None
-    if weight_texts is not None and sets is None:
-        raise DataError(f"{path} has weights without the column 'candidates' whose order they follow.")
-    where = [f"{path}: Bag '{bag_id}'" for bag_id in ids]
-    weights = None if weight_texts is None else weight_matrix(weight_texts, sets or [], class_names, where)
+    names = tuple(str(name) for name in classes)
+    source = _matrix(path, columns, features, rows.order)
+    coordinates = _matrix(path, columns, COORDINATES, rows.order) if _has_coordinates(columns) else None
+    where = [f"{path}: Bag '{bag}'" for bag in rows.ids]
+    weights = None if weight_texts is None else weight_matrix(weight_texts, sets or [], names, where)
     try:
         return Bags(
             source=source,
-            starts=np.cumsum(sizes) - sizes,
-            sizes=sizes,
+            starts=np.cumsum(rows.sizes) - rows.sizes,
+            sizes=rows.sizes,
             classes=classes,
-            ids=np.array(ids, dtype=np.str_),
-            candidates=None if sets is None else candidate_matrix(sets, class_names, ids),
-            labels=None if labels is None else label_array(labels, class_names, ids),
-            instance_labels=instance_labels,
+            ids=np.array(rows.ids, dtype=np.str_),
+            candidates=None if sets is None else candidate_matrix(sets, names, rows.ids),
+            labels=None if labels is None else label_array(labels, names, rows.ids),
+            instance_labels=None if code is None else _class_indices(values, names)[code][rows.order],
             coordinates=coordinates,
             groups=None if groups is None else np.array(groups, dtype=np.str_),
             weights=weights,
@@ -122,6 +93,67 @@ def read_tidy(path: Path, *, ignore: Iterable[str] = (), missing_truth: bool = F
         )
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rows:
+    """The bag of each row of a table."""
+
+    path: Path
+    columns: dict[str, Any]
+    ids: list[str]  # m, in order of appearance
+    bag: IntArray  # (rows,) index into ids
+    sizes: IntArray  # (m,)
+    order: IntArray  # (rows,) rows sorted by bag
+    first: IntArray  # (m,) first row of each bag
+
+    @classmethod
+    def of(cls, path: Path, columns: dict[str, Any]) -> _Rows:
+        """Group the rows by the column of bag ids."""
+        bag, ids = _encode(columns[needed_column(path, list(columns), IDS)])
+        if not ids:
+            raise DataError(f"{path} has no rows: there is no bag.")
+        if "" in ids:
+            i = int(np.flatnonzero(bag == ids.index(""))[0])
+            raise DataError(f"{path}, row {_row(path, i)} has no bag id: fill it in.")
+        sizes = np.bincount(bag)
+        order = np.argsort(bag, kind="stable")
+        return cls(path, columns, ids, bag, sizes, order, order[np.cumsum(sizes) - sizes])
+
+    def per_bag(self, name: str | None) -> tuple[str, ...] | None:
+        """Return the value of a column for each bag, or None; different values in one bag are an error."""
+        if name not in self.columns:
+            return None
+        code, values = _encode(self.columns[name])
+        expected = code[self.first][self.bag]
+        changed = np.flatnonzero(code != expected)
+        if len(changed):
+            i = int(changed[0])
+            raise DataError(
+                f"{self.path}, row {_row(self.path, i)} gives bag '{self.ids[self.bag[i]]}' the {name} "
+                f"'{values[code[i]]}', but an earlier row '{values[expected[i]]}': give the same value in "
+                "every row of a bag."
+            )
+        return complete(self.path, str(name), [values[c] for c in code[self.first]], self.ids)
+
+
+def _has_coordinates(columns: Iterable[str]) -> bool:
+    return set(COORDINATES) <= set(columns)
+
+
+def _feature_columns(path: Path, columns: dict[str, Any]) -> list[str]:
+    known = {*TEXT, *(COORDINATES if _has_coordinates(columns) else ()), ""}
+    features = [name for name in columns if name not in known]
+    if not features:
+        raise DataError(f"{path} has no feature columns: its header is {listed(columns, SHOWN)}.")
+    check_features(path, features)
+    return features
+
+
+def _class_indices(values: Sequence[str], names: Sequence[str]) -> IntArray:
+    """Return the index of each value in ``names``, −1 for an empty one."""
+    index = {name: j for j, name in enumerate(names)}
+    return np.array([index.get(value, -1) for value in values])
 
 
 def write_tidy(bags: Bags, path: Path) -> None:
@@ -211,7 +243,7 @@ def _text_table(path: Path, ignore: Sequence[str]) -> Any:
     delimiter, header = text_header(path)
     names = plain_header(path, header)
     kept = _kept(path, names, ignore)
-    inferred = {*COORDINATES, ""} if set(COORDINATES) <= set(kept) else {""}
+    inferred = {*COORDINATES, ""} if _has_coordinates(kept) else {""}
     kinds = {
         raw: pyarrow.float32() if name in kept and name not in TEXT else pyarrow.string()
         for raw, name in zip(header, names, strict=True)
