@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from mipl.data.bags import Bags
-from mipl.data.benchmarks import build, digits_mipl, gaussian_bags
+from mipl.data.benchmarks import digits_mipl, gaussian_bags
 from mipl.data.candidates import add_false_positives
+from mipl.data.datasets import build
 
 REPO = Path(__file__).resolve().parents[1]
 

@@ -23,7 +23,7 @@ MAY_KNOW = {
     "estimators": {"data", "nn", "losses", "pseudo_labels", "methods", "training", "calibration"},
     "triage": set(),
     "records": set(),
-    "reports": {"records", "metrics"},
+    "reports": {"data", "records", "metrics"},
     "experiments": {"data", "nn", "methods", "training", "estimators", "metrics", "records", "reports"},
     "paper": {"data", "metrics", "records", "reports", "experiments"},
     "explain": {"data", "estimators", "reports"},

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, and checksums that tell whether they still are."""
+"""Atomic writing of files and folders, and checksums that detect damage."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from typing import Any
 
 from mipl.errors import StorageError
 
-CHECKSUMS = "checksums.json"  # of the other files of a folder, written last
+CHECKSUMS = "checksums.json"  # of the other files in a folder; it is written last
 CHECKSUMS_FORMAT = "mipl-checksums-1"
-ASIDE = ".replaced"  # ends the name of a folder that was moved aside for a new one
-AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux: renameat2(2)
+REPLACED = ".replaced"  # suffix of a folder that was moved to make way for a new one
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # constants of renameat2(2) on Linux
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ENOENT)
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a new path beside ``path`` to write to; rename it over ``path`` when the block succeeds.
+    """Yield a temporary path to write to, which replaces ``path`` when the block succeeds.
 
-    On any failure what was written is removed and what stood at ``path`` before is kept.
+    On failure the temporary file is removed and ``path`` is unchanged.
     """
-    temporary = _beside(path, path.suffix)
+    temporary = _temporary(path, path.suffix)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -47,14 +47,17 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path, marker: str | None) -> Iterator[Path]:
-    """Yield a new folder beside ``path``; put it at ``path`` in one step when the block succeeds.
+    """Yield a temporary folder to write to, which replaces ``path`` when the block succeeds.
 
-    A folder already there is replaced only if it holds the file ``marker``, that is, if it is of the same
-    kind; anything else is left alone with an error. Without a marker any folder is replaced. Whenever the
-    process is killed, :func:`read_folder` finds the old folder or the new one.
+    Whenever the process is killed, :func:`read_folder` finds the old folder or the new one.
+
+    Args:
+        path: the folder.
+        marker: a file that identifies a folder of the same kind. An existing folder without it is not
+            replaced, which is an error. None: replace any folder.
     """
     check_folder(path, marker)
-    temporary = _beside(path)
+    temporary = _temporary(path)
     try:
         temporary.mkdir(parents=True)
         yield temporary
@@ -65,11 +68,11 @@ def atomic_folder(path: Path, marker: str | None) -> Iterator[Path]:
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # after an exchange the folder that stood at path
+        shutil.rmtree(temporary, ignore_errors=True)  # after an exchange this is the old folder
 
 
 def check_folder(path: Path, marker: str | None) -> None:
-    """Raise an error if :func:`atomic_folder` could not write ``path``, leaving nothing behind."""
+    """Raise an error if :func:`atomic_folder` could not write ``path``; nothing is written."""
     try:
         names = [entry.name for entry in path.iterdir()]
     except FileNotFoundError:
@@ -84,7 +87,7 @@ def check_folder(path: Path, marker: str | None) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Raise an error if nothing could be written at ``path``, leaving nothing behind."""
+    """Raise an error if ``path`` could not be written; nothing is written."""
     parent = next(folder for folder in (path.parent, *path.parent.parents) if folder.exists())
     try:
         with tempfile.TemporaryDirectory(dir=parent):
@@ -94,14 +97,14 @@ def check_place(path: Path) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` as indented JSON; NaN and infinity are refused, they are not JSON."""
+    """Write ``content`` as indented JSON; NaN and infinity, which JSON does not have, are errors."""
     path.write_text(
         json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
     )
 
 
 def read_json(path: Path, kind: str | None = None) -> dict[str, Any]:
-    """Read a JSON object, or say which file is not one, or not of the format that it should name."""
+    """Read a JSON object; ``kind`` is the expected value of its key "format"."""
     try:
         return parse_json(path.read_bytes(), path, kind)
     except StorageError:
@@ -111,7 +114,7 @@ def read_json(path: Path, kind: str | None = None) -> dict[str, Any]:
 
 
 def parse_json(text: bytes, path: Path, kind: str | None = None) -> dict[str, Any]:
-    """Return the JSON object that was read from ``path``, or raise the errors of :func:`read_json`."""
+    """Parse a JSON object that was read from ``path``, as :func:`read_json`."""
     try:
         content = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # bad JSON and bad UTF-8
@@ -124,23 +127,30 @@ def parse_json(text: bytes, path: Path, kind: str | None = None) -> dict[str, An
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the SHA-256 checksum of every file of a folder to a file of its own."""
+    """Write the SHA-256 checksums of all files in a folder to ``checksums.json``."""
     sums = {file.name: _sha256(file.read_bytes()) for file in sorted(folder.iterdir()) if file.is_file()}
     write_json(folder / CHECKSUMS, {"format": CHECKSUMS_FORMAT, "sha256": sums})
 
 
 def read_folder(path: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Return the contents of those files of a folder that exist, verified by their checksums.
+    """Read files of a folder and verify their checksums.
 
-    All are of one state of the folder: if another process replaces it meanwhile, it is read again. A folder
-    that was written without checksums is not verified.
+    All files are from one state of the folder: if another process replaces it meanwhile, it is read again. A
+    folder that was written without checksums is not verified.
+
+    Args:
+        path: the folder.
+        names: the files; those that do not exist are left out.
+
+    Returns:
+        The contents by name.
 
     Raises:
-        StorageError: if a file cannot be read or is not what was written.
+        StorageError: a file cannot be read or is damaged.
     """
     wanted = (*names, CHECKSUMS)
     while True:
-        folder = _standing(path)
+        folder = _existing(path)
         state, contents = _state(folder), {}
         for name in wanted:
             try:
@@ -149,29 +159,29 @@ def read_folder(path: Path, names: Iterable[str]) -> dict[str, bytes]:
                 continue
             except OSError as error:
                 raise _cannot_read(folder / name, error) from error
-        if _state(folder) == state and (state is not None or _standing(path) == folder):
+        if _state(folder) == state and (state is not None or _existing(path) == folder):
             _verify(folder, contents)
             return contents
 
 
 def _verify(folder: Path, contents: dict[str, bytes]) -> None:
-    """Take the checksums out of the contents of a folder, and raise an error if one does not fit."""
+    """Remove the checksums from the contents of a folder, and raise an error if one is wrong."""
     stored = contents.pop(CHECKSUMS, None)
     if stored is None:
         return
     sums = parse_json(stored, folder / CHECKSUMS, CHECKSUMS_FORMAT).get("sha256")
     if not isinstance(sums, dict):
-        raise StorageError(f"{folder / CHECKSUMS} is damaged: it holds no checksums.{_MEND}")
+        raise StorageError(f"{folder / CHECKSUMS} is damaged: it has no checksums.{_RESTORE}")
     for name in sorted({*sums, *contents}):
         if name not in contents:
-            raise StorageError(f"{folder} is damaged: it holds no {name}, which {CHECKSUMS} names.{_MEND}")
+            raise StorageError(f"{folder} is damaged: it holds no {name}, which {CHECKSUMS} names.{_RESTORE}")
         if name not in sums:
-            raise StorageError(f"{folder} is damaged: {CHECKSUMS} does not name {name}.{_MEND}")
+            raise StorageError(f"{folder} is damaged: {CHECKSUMS} does not name {name}.{_RESTORE}")
         if _sha256(contents[name]) != sums[name]:
-            raise StorageError(f"{folder / name} is damaged: it differs from its checksum.{_MEND}")
+            raise StorageError(f"{folder / name} is damaged: it differs from its checksum.{_RESTORE}")
 
 
-_MEND = " Restore the folder from a copy, or write it again."
+_RESTORE = " Restore the folder from a copy, or write it again."
 
 
 def _sha256(content: bytes) -> str:
@@ -179,53 +189,53 @@ def _sha256(content: bytes) -> str:
 
 
 def _state(folder: Path) -> tuple[int, int] | None:
-    """Return what another folder at this place would not have; None where there is no folder."""
+    """Return values that identify a folder, or None if it does not exist."""
     try:
         found = folder.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_ctime_ns  # a number may be given again, but not at the same time
+    return found.st_ino, found.st_ctime_ns  # an inode number may be reused, but not with the same time
 
 
-def _standing(path: Path) -> Path:
-    """Return ``path``, or while there is none the folder that was moved aside for a new one."""
+def _existing(path: Path) -> Path:
+    """Return ``path`` or, while it does not exist, the folder that was moved to make way for a new one."""
     while not path.exists():
-        pattern = f".{glob.escape(path.name)}.{'[0-9a-f]' * 12}{ASIDE}"
-        aside = {place: _state(place) for place in path.parent.glob(pattern)}
-        times = {place: state[1] for place, state in aside.items() if state is not None}
+        pattern = f".{glob.escape(path.name)}.{'[0-9a-f]' * 12}{REPLACED}"
+        states = {folder: _state(folder) for folder in path.parent.glob(pattern)}
+        times = {folder: state[1] for folder, state in states.items() if state is not None}
         if times:
-            return max(times, key=lambda place: times[place])
-        if not path.exists():  # nor has it appeared since the first look
+            return max(times, key=lambda folder: times[folder])
+        if not path.exists():  # nor has it appeared in the meantime
             return path
     return path
 
 
 def _put_in_place(new: Path, path: Path) -> None:
-    """Rename the folder ``new`` to ``path``; a folder that stands there is exchanged with it.
+    """Rename the folder ``new`` to ``path``, exchanging it with an existing folder.
 
-    Where the system cannot exchange folders, the old one is moved aside first, under a name by which
-    :func:`_standing` finds it until the new one is there. Other processes may do the same meanwhile.
+    If the system cannot exchange folders, the old one is first renamed such that :func:`_existing` finds it
+    until the new one is in place. Other processes may do the same at the same time.
     """
-    aside: list[Path] = []
+    replaced: list[Path] = []
     try:
-        while not _renamed(new, path) and not _exchange(new, path):
-            aside.append(_beside(path, ASIDE))
+        while not _rename(new, path) and not _exchange(new, path):
+            replaced.append(_temporary(path, REPLACED))
             with contextlib.suppress(FileNotFoundError):  # another process has moved it
-                path.rename(aside[-1])
+                path.rename(replaced[-1])
     except OSError:
-        for place in reversed(aside):
+        for old in reversed(replaced):
             with contextlib.suppress(OSError):
-                place.rename(path)
+                old.rename(path)
         raise
-    for place in aside:
-        unfindable = _beside(path)  # before files are missing from it
+    for old in replaced:
+        hidden = _temporary(path)  # a name that _existing does not find, before files are deleted
         with contextlib.suppress(OSError):
-            place.rename(unfindable)
-        shutil.rmtree(unfindable, ignore_errors=True)
+            old.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _renamed(new: Path, path: Path) -> bool:
-    """Rename a folder, unless there is another with content."""
+def _rename(new: Path, path: Path) -> bool:
+    """Rename a folder; return False if the target is a folder with content."""
     try:
         new.rename(path)
     except OSError as error:
@@ -236,7 +246,7 @@ def _renamed(new: Path, path: Path) -> bool:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step; False where the system or the file system cannot."""
+    """Exchange two folders atomically; return False if the system or the file system cannot."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
     if call is None:
         return False
@@ -252,8 +262,8 @@ def _flush(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _beside(path: Path, suffix: str = "") -> Path:
-    # not tempfile: what it makes only its owner can read
+def _temporary(path: Path, suffix: str = "") -> Path:
+    # not tempfile, whose files only their owner can read
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}{suffix}")
 
 
@@ -266,5 +276,5 @@ def _cannot_write(path: Path, error: OSError) -> StorageError:
         return error
     return StorageError(
         f"{path} cannot be written: {error.strerror or error}. "
-        "What stood there before is kept; free space or give another place."
+        "The previous content is unchanged; free space or give another path."
     )

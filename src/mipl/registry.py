@@ -1,4 +1,4 @@
-"""Names for things, with entries beside the code they name, and settings that explain themselves."""
+"""Registries of classes by name, and dataclasses of documented and validated settings."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ T = TypeVar("T")
 def setting(
     default: Any, doc: str, *, within: str = "(-inf, inf)", idle: Any = dataclasses.MISSING, group: str = ""
 ) -> Any:
-    """Return a dataclass field with one line of doc, shown by ``mipl methods`` and read by ``--set``.
+    """Return a documented dataclass field, which ``mipl methods`` lists and ``--set`` changes.
 
     Args:
-        default: the value where none is given.
-        doc: one line that explains the setting.
-        within: the interval of the numbers allowed, such as ``[0, 1)``; NaN and infinity never are.
-        idle: the value at which it does nothing. At that value a run does not name it, so that runs recorded
-            before the setting existed stay what they are.
-        group: the heading that it is listed under.
+        default: the default value.
+        doc: one line of documentation.
+        within: interval of valid numbers, such as ``[0, 1)``; NaN and infinity are never valid.
+        idle: the value at which the setting has no effect. At this value the identity of a run does not
+            include it, so that runs recorded before the setting existed keep their identity.
+        group: heading under which it is listed.
     """
     return dataclasses.field(
         default=default, metadata={"doc": doc, "within": within, "idle": idle, "group": group}
@@ -38,7 +38,7 @@ def setting(
 
 
 class Settings:
-    """Base of the dataclasses of settings: an instance holds checked Python values, however it was made."""
+    """Base of dataclasses of settings: values are validated and converted on construction."""
 
     def __post_init__(self) -> None:
         for name in settings_of(type(self)):
@@ -46,16 +46,16 @@ class Settings:
 
 
 def plain(value: Any) -> Any:
-    """Return a NumPy scalar as the Python value that it stands for, and anything else as it is."""
+    """Return a NumPy scalar as a Python scalar, and anything else unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def checked(cls: Any, name: str, value: Any) -> Any:
-    """Return a setting's value as the field's type has it, with NumPy's scalars as Python's.
+    """Validate the value of a setting and convert it to the type of the field.
 
     Raises:
-        SettingError: the value is not of the type, or outside the field's interval. It names the setting, the
-            value and what is allowed.
+        SettingError: the value has another type or is outside the interval. The message has the setting, the
+            value and the valid values.
     """
     value, within = plain(value), settings_of(cls)[name].metadata.get("within", "(-inf, inf)")
     number = isinstance(value, int | float) and not isinstance(value, bool) and _inside(value, within)
@@ -76,23 +76,23 @@ def checked(cls: Any, name: str, value: Any) -> Any:
     raise SettingError(f"{name} = {reprlib.repr(value)} must be {allowed}.")
 
 
-@functools.cache  # type hints are slow to find
+@functools.cache  # resolving type hints is slow
 def _kinds(cls: Any, name: str) -> tuple[Any, ...]:
-    """Return the types that a setting may have."""
+    """Return the valid types of a setting."""
     kind = typing.get_type_hints(cls)[name]
     either = typing.get_origin(kind) in (types.UnionType, typing.Union)
     return typing.get_args(kind) if either else (kind,)
 
 
 def _inside(value: float, within: str) -> bool:
-    """Return whether a number is in an interval such as ``[0, 1)``."""
+    """Whether a number is in an interval such as ``[0, 1)``."""
     low, high = (float(end) for end in within[1:-1].split(","))
     above = low <= value if within.startswith("[") else low < value
     return above and (value <= high if within.endswith("]") else value < high)
 
 
 def _allowed(kind: Any, within: str) -> list[str]:
-    """Return in words what a type and an interval allow."""
+    """Describe the valid values of a type and an interval."""
     if typing.get_origin(kind) is typing.Literal:
         return [repr(word) for word in typing.get_args(kind)]
     if kind not in (int, float):
@@ -106,8 +106,8 @@ def _allowed(kind: Any, within: str) -> list[str]:
     return [words if low == "-inf" else f"{words} {'of at least' if within[0] == '[' else 'above'} {low}"]
 
 
-def in_force(settings: Any) -> dict[str, Any]:
-    """Return the settings of a dataclass's instance, without those that do nothing."""
+def active_settings(settings: Any) -> dict[str, Any]:
+    """Return the settings of an instance, without those that have no effect."""
     return {
         name: getattr(settings, name)
         for name, field in settings_of(type(settings)).items()
@@ -116,7 +116,7 @@ def in_force(settings: Any) -> dict[str, Any]:
 
 
 def restored(cls: type[T], stored: Mapping[str, Any]) -> T:
-    """Return the instance whose settings were stored; those that did not exist then do nothing."""
+    """Create an instance from stored settings; settings that did not exist then have no effect."""
     return cls(
         **{
             name: stored.get(name, field.metadata.get("idle", dataclasses.MISSING))
@@ -127,12 +127,12 @@ def restored(cls: type[T], stored: Mapping[str, Any]) -> T:
 
 
 def settings_of(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
-    """Return the settings of a dataclass by name."""
+    """Return the fields of a dataclass by name."""
     return {field.name: field for field in dataclasses.fields(cls)}
 
 
 def parse_setting(cls: Any, name: str, text: str) -> Any:
-    """Return the value that ``name=text`` on the command line stands for, by the field's type."""
+    """Parse ``name=text`` of the command line by the type of the field."""
     kinds = _kinds(cls, name)
     if types.NoneType in kinds and text.lower() == "none":
         return None
@@ -147,14 +147,14 @@ def parse_setting(cls: Any, name: str, text: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Entry(Generic[T]):
-    """A name, the class behind it and the settings that the name stands for."""
+    """A registered name with its class and preset settings."""
 
     name: str
     cls: type[T]
     preset: Mapping[str, Any]
 
     def make(self, **settings: Any) -> T:
-        """Return the class made with the preset and ``settings``; an unknown setting names the nearest."""
+        """Create an instance with the preset and ``settings``; unknown settings are errors."""
         known = settings_of(self.cls)
         for setting_name in settings:
             if setting_name not in known:
@@ -165,14 +165,14 @@ class Entry(Generic[T]):
 
 
 class Registry(Generic[T]):
-    """Entries by name, in the order they were registered."""
+    """Entries by name, in the order of registration."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         self._entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str, cls: type[T], **preset: Any) -> None:
-        """Add an entry; a name can be taken once."""
+        """Add an entry under a new name."""
         if name in self._entries:
             raise SettingError(f"There is already a {self.what} '{name}'.")
         self._entries[name] = Entry(name, cls, preset)

@@ -30,11 +30,11 @@ TOLERANCE: Final = 1e-6
 TINY: Final = float(np.finfo(np.float64).tiny)  # below it digits are lost, and 1/x overflows
 
 
-# --- What enters ------------------------------------------------------------------------------------------
+# --- Validation of inputs ---------------------------------------------------------------------------------
 
 
 def _refuse(bad: Bools, sentence: str) -> None:
-    """Raise for the first row (m,) or entry (m×k) that is bad; {row} in the sentence is its row, from 0."""
+    """Raise an error for the first bad row (m,) or entry (m×k); {row} in the sentence is its row, from 0."""
     if bad.any():
         raise DataError(sentence.format(row=np.argwhere(bad)[0, 0]))
 
@@ -44,8 +44,8 @@ def _distributions(name: str, values: Floats, shape: tuple[int, ...] | None = No
     if rows.ndim != 2 or rows.size == 0:
         raise DataError(f"{name} has shape {rows.shape}; give one row per bag and one column per label.")
     if shape is not None and rows.shape != shape:
-        raise DataError(f"{name} has shape {rows.shape}, which should be {shape}; make the two agree.")
-    _refuse(~(rows >= 0), f"Row {{row}} of {name} holds a NaN or a negative; give probabilities.")
+        raise DataError(f"{name} has shape {rows.shape}, but {shape} is required; make the two agree.")
+    _refuse(~(rows >= 0), f"Row {{row}} of {name} has a NaN or a negative value; give probabilities.")
     far = np.abs(rows.sum(axis=1) - 1.0) > TOLERANCE  # (m,)
     _refuse(far, f"Row {{row}} of {name} does not sum to 1; divide it by its sum.")
     return rows
@@ -69,13 +69,13 @@ def _supported(name: str, values: Floats, S: Bools) -> Floats:
 
 def _positive(p: Floats, where: Bools) -> None:
     zero = where & (p < TINY)
-    _refuse(zero, "Row {row} of p vanishes where it must be positive; use a float64 softmax, or clip it.")
+    _refuse(zero, "Row {row} of p is 0 where it must be positive; use a float64 softmax, or clip it.")
 
 
 def _masses(masses: Floats | None, m: int) -> Floats:
     row = np.full(m, 1.0 / m) if masses is None else np.asarray(masses, dtype=np.float64)
     if row.shape != (m,):
-        raise DataError(f"masses has shape {row.shape}; give one probability for each of the {m} rows of p.")
+        raise DataError(f"masses has shape {row.shape}; give one probability per row of p, {m} in all.")
     return _distributions("masses", row[np.newaxis]).reshape(m)
 
 
@@ -132,7 +132,7 @@ def _sum(values: Floats) -> Floats:
 
 
 def _log(values: Floats, where: Bools) -> Floats:
-    """Return the logarithm where asked and 0 elsewhere, so that 0·log 0 = 0."""
+    """Return the logarithm where the mask is true and 0 elsewhere, so that 0·log 0 = 0."""
     return np.log(values, out=np.zeros_like(values), where=where)
 
 
@@ -163,23 +163,23 @@ def kl_divergence(weights: Floats, p: Floats) -> Floats:
     return _sum(w * (_log(w, w > 0) - _log(p, w > 0)))
 
 
-# --- Theorem 1: CDL from below by MDL ---------------------------------------------------------------------
+# --- Theorem 1: a lower bound of CDL by MDL ---------------------------------------------------------------
 
 
 def lower_bound(
     p: Floats, candidates: Bools, weights: Floats, competitor: Competitor, gamma: float
 ) -> Floats:
     """Return (1 − γβ)·MDL, below the CDL of each bag (m,) for γ ≥ 1, Eq. 27."""
-    _exponent(gamma, least=1.0)  # Bernoulli's inequality turns round below 1
+    _exponent(gamma, least=1.0)  # Bernoulli's inequality is reversed below 1
     return (1.0 - gamma * margin(p, candidates, competitor).beta) * mdl_loss(p, candidates, weights)
 
 
 class DataSetBound(NamedTuple):
-    """CDL over a data set and what lies below it: cdl ≥ weighted ≥ uniform."""
+    """Mean CDL of a data set and two lower bounds: cdl ≥ weighted ≥ uniform."""
 
     cdl: float  # the mean CDL, Eq. 25
     weighted: float  # the mean of (1 − γβ)·MDL, Eq. 28
-    uniform: float  # (1 − γ·β_max) times the mean MDL, Eq. 29; says nothing where γ·β_max ≥ 1
+    uniform: float  # (1 − γ·β_max) times the mean MDL, Eq. 29; trivial if γ·β_max ≥ 1
 
 
 def data_set_bound(
@@ -204,7 +204,7 @@ def top_label(p: Floats) -> tuple[Labels, Floats]:
 
 
 def _confidence_gap(p: Floats, name: str, target: Floats) -> tuple[Floats, Floats]:
-    """Return C and what the target gives the predicted label minus C, (m,) each."""
+    """Return C and the target of the predicted label minus C, (m,) each."""
     label, confidence = top_label(p)
     rows = _distributions(name, target, np.shape(p))
     return confidence, rows[np.arange(len(rows)), label] - confidence
@@ -213,7 +213,7 @@ def _confidence_gap(p: Floats, name: str, target: Floats) -> tuple[Floats, Float
 def calibration_error(p: Floats, eta: Floats, masses: Floats | None = None) -> float:
     """Return E_cal, Eq. 31, with examples grouped by exactly equal confidence, not by bins.
 
-    ``masses`` (m,) are the probabilities of the examples, uniform if left out, here and below.
+    Here and below, ``masses`` (m,) are the probabilities of the examples; the default is uniform.
     """
     confidence, gap = _confidence_gap(p, "eta", eta)
     group = np.unique(confidence, return_inverse=True)[1]  # (m,)
@@ -222,13 +222,13 @@ def calibration_error(p: Floats, eta: Floats, masses: Floats | None = None) -> f
 
 
 def confidence_error(p: Floats, eta: Floats, masses: Floats | None = None) -> float:
-    """Return E_conf, how far confidence is from the latent posterior, Eq. 32."""
+    """Return E_conf, the mean distance of the confidence to the latent posterior, Eq. 32."""
     _, gap = _confidence_gap(p, "eta", eta)
     return float(_masses(masses, len(gap)) @ np.abs(gap))
 
 
 def pseudo_confidence_error(p: Floats, weights: Floats, masses: Floats | None = None) -> float:
-    """Return E_pconf, how far confidence is from the pseudo-label weight, Eq. 32."""
+    """Return E_pconf, the mean distance of the confidence to the pseudo-label weight, Eq. 32."""
     _, gap = _confidence_gap(p, "weights", weights)
     return float(_masses(masses, len(gap)) @ np.abs(gap))
 
@@ -240,7 +240,7 @@ def total_variation(eta: Floats, weights: Floats) -> Floats:
 
 
 def posterior_error(eta: Floats, weights: Floats, masses: Floats | None = None) -> float:
-    """Return δ_TV, how far the pseudo-label weights are from the latent posterior, Eq. 32."""
+    """Return δ_TV, the mean distance of the pseudo-label weights to the latent posterior, Eq. 32."""
     distance = total_variation(eta, weights)
     return float(_masses(masses, len(distance)) @ distance)
 
@@ -280,20 +280,22 @@ def confidence_bound(
 ) -> float:
     """Return √(2(R_CDL/λ_0 − H_w)), an upper bound of E_pconf, Eq. 37.
 
-    λ_0 is the smallest λ of the population if left out. The proof knows the competitor only through
-    λ ≥ λ_0 > 0, so bags without one (φ = 0) are welcome.
+    The default of λ_0 is the smallest λ of the population. The proof uses the competitor only through
+    λ ≥ λ_0 > 0, so bags without one (φ = 0) are allowed.
     """
     lam = modulation(p, candidates, competitor, gamma)  # (m,)
     mu = _masses(masses, len(lam))
     zero = (mu > 0) & (lam < TINY)
-    _refuse(zero, "Row {row} of p has λ = 0, but Theorem 2 needs λ > 0; leave that bag out or soften it.")
+    _refuse(zero, "Row {row} of p has λ = 0, but Theorem 2 needs λ > 0; leave that bag out or smooth it.")
     least = float(lam[mu > 0].min())
     floor = least if lambda_0 is None else lambda_0
     if not 0 < floor <= least:
-        raise SettingError(f"lambda_0 is {floor:g}; give one above 0 and at most the smallest λ, {least:g}.")
+        raise SettingError(
+            f"lambda_0 is {floor:g}; give a value above 0 and at most the smallest λ, {least:g}."
+        )
     risk = float(mu @ cdl_loss(p, candidates, weights, competitor, gamma))  # R_CDL, Eq. 35
-    spread = float(mu @ entropy(weights))  # H_w, Eq. 35
-    return math.sqrt(2.0 * max(risk / floor - spread, 0.0))  # at w = p rounding may fall below 0
+    mean_entropy = float(mu @ entropy(weights))  # H_w, Eq. 35
+    return math.sqrt(2.0 * max(risk / floor - mean_entropy, 0.0))  # rounding may give less than 0 at w = p
 
 
 def calibration_bound(
@@ -319,15 +321,15 @@ def margin_gradient(p: Floats, candidates: Bools, competitor: Competitor) -> Flo
     """Return ∂β/∂s (m×k), Eqs. 46–48; where there is no competitor, ∂q/∂s.
 
     At a tie, where β has no gradient, this is the gradient on the adjoining region where the tied label
-    with the smallest index is ahead: one element of Clarke's subdifferential.
+    with the smallest index is larger: one element of Clarke's subdifferential.
     """
     p, S = _bags(p, candidates)
     _positive(p, np.ones_like(S))
     u, v, q, phi, beta, complement = margin(p, S, competitor)
-    bag, rivalled = np.arange(len(p)), v >= 0
+    bag, has_competitor = np.arange(len(p)), v >= 0
     gradient = -beta[:, np.newaxis] * p  # (m, k) Eq. 48
     gradient[bag, u] = q * complement  # Eq. 46
-    gradient[bag[rivalled], v[rivalled]] = (-phi * (1.0 + beta))[rivalled]  # Eq. 47
+    gradient[bag[has_competitor], v[has_competitor]] = (-phi * (1.0 + beta))[has_competitor]  # Eq. 47
     return gradient
 
 
@@ -362,7 +364,7 @@ def gradient_decomposition(
 def margin_increase(
     p: Floats, candidates: Bools, weights: Floats, competitor: Competitor, gamma: float, step: float
 ) -> Floats:
-    """Return to first order how much the shaping term alone raises each β (m,), Eq. 44.
+    """Return the first-order increase of each β (m,) by the shaping term alone, Eq. 44.
 
     The logits move by −step·shaping, Eq. 43; the fitting term of a whole step may still lower β.
     """
@@ -372,7 +374,7 @@ def margin_increase(
     return _sum(move * margin_gradient(p, candidates, competitor))
 
 
-# --- Lemma 1: margins carried on by the momentum update (Eq. 15) ------------------------------------------
+# --- Lemma 1: margins under the momentum update (Eq. 15) --------------------------------------------------
 
 
 def prediction_margin(p: Floats, candidates: Bools, u: int, v: int) -> Floats:
@@ -382,7 +384,7 @@ def prediction_margin(p: Floats, candidates: Bools, u: int, v: int) -> Floats:
         raise DataError(f"u and v are {u} and {v}; give labels from 0 to {p.shape[1] - 1}.")
     _refuse(~(S[:, u] & S[:, v]), f"Row {{row}} of candidates lacks {u} or {v}; give two of its candidates.")
     mass = _sum(np.where(S, p, 0.0))  # (m,)
-    _refuse(mass < TINY, "Row {row} of p gives its candidates nothing; use a float64 softmax, or clip it.")
+    _refuse(mass < TINY, "Row {row} of p is 0 on all candidates; use a float64 softmax, or clip it.")
     return np.asarray((p[:, u] - p[:, v]) / mass)
 
 
@@ -390,9 +392,11 @@ def momentum_coefficients(alphas: Floats) -> Floats:
     """Return the coefficients (t,) of M⁽¹⁾, Δ⁽²⁾, …, Δ⁽ᵗ⁾ in Eq. 52 from α⁽²⁾, …, α⁽ᵗ⁾; they sum to 1."""
     alpha = np.asarray(alphas, dtype=np.float64)  # (t−1,)
     if alpha.ndim != 1 or not ((alpha >= 0) & (alpha <= 1)).all():
-        raise SettingError("alphas must be a row of numbers from 0 to 1; give one for each epoch from 2 on.")
-    kept = np.append(np.cumprod(alpha[::-1])[::-1], 1.0)  # (t,) A_{2:t}, A_{3:t}, …, A_{t+1:t} = 1
-    coefficients: Floats = np.append(1.0, 1.0 - alpha) * kept
+        raise SettingError(
+            "alphas must be a vector of numbers from 0 to 1; give one for each epoch after the first."
+        )
+    factors = np.append(np.cumprod(alpha[::-1])[::-1], 1.0)  # (t,) A_{2:t}, A_{3:t}, …, A_{t+1:t} = 1
+    coefficients: Floats = np.append(1.0, 1.0 - alpha) * factors
     return coefficients
 
 

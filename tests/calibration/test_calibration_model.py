@@ -140,7 +140,7 @@ def test_a_random_split_is_one():
     assert (
         first.tolist() == random_split(bags, 0.3, "a")[0].tolist() != random_split(bags, 0.3, "b")[0].tolist()
     )
-    with pytest.raises(SettingError, match="share between 0 and 1"):
+    with pytest.raises(SettingError, match="fraction between 0 and 1"):
         random_split(bags, 1.0)
     with pytest.raises(DataError, match="too few"):
         random_split(bags[:1], 0.5)

@@ -133,7 +133,7 @@ def test_methods_lists_and_shows(capsys):
         ("run {f}/bags.npz --out {t}/runs --splits ten", "--splits ten is not a list of numbers"),
         ("run {f}/bags.npz --out {t}/runs --methods sam-cm", "no method 'sam-cm'"),
         ("run {f}/bags.npz --out {t}/runs --official {t}", "has neither index1.mat nor splits_1.csv"),
-        ("run {f}/bags.npz --out {t}/runs --share 0", "not a share above 0"),
+        ("run {f}/bags.npz --out {t}/runs --share 0", "not a fraction above 0"),
         (
             "run {f}/bags.npz --out {t}/runs --with feature",
             "records have no such content. Did you mean",

@@ -71,10 +71,10 @@ def test_another_order_of_columns_gives_the_same_predictions(place, tmp_path, ca
 def test_unknown_feature_names_are_refused(place, tmp_path, capsys):
     renamed = write(tmp_path / "other.csv", rows(), header=[*COLUMNS[:5], "gloss"])
     said = refused(capsys, "predict", place / "m", renamed, "--out", tmp_path / "p.csv")
-    assert "misses texture and has also gloss" in said
+    assert "lacks texture and also has gloss" in said
     more = [{**row, "year": "1990"} for row in rows()]
     wide = write(tmp_path / "more.csv", more, (*COLUMNS, "year"))
-    assert "has also year" in refused(capsys, "predict", place / "m", wide, "--out", tmp_path / "p.csv")
+    assert "also has year" in refused(capsys, "predict", place / "m", wide, "--out", tmp_path / "p.csv")
     words = ("predict", place / "m", wide, "--out", tmp_path / "p.csv", "--ignore", "year")
     assert run(capsys, *words)[0] == 0
     assert (tmp_path / "p.csv").read_bytes() == (place / "p.csv").read_bytes()
@@ -148,7 +148,7 @@ def test_predictions_are_refused_as_labels_and_data(place, tmp_path, capsys):
     for file in (place / "p.csv", old):
         assert run(capsys, "evaluate", file, place / "ok.csv")[0] == 0
         for words in ((place / "ok.csv", "--labels", file), (file,)):
-            assert "holds predictions of a model" in refused(capsys, "evaluate", file, *words)
+            assert "has predictions of a model" in refused(capsys, "evaluate", file, *words)
 
 
 def test_true_labels_outside_the_candidates_can_be_allowed(tmp_path, capsys):

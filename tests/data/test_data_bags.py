@@ -194,11 +194,11 @@ def test_iterables_that_can_be_read_only_once_are_enough():
 def test_repr_shows_the_counts():
     bags = many([2, 1, 1200], candidates=[["a"], ["a", "b"], ["b"]])
     assert repr(bags) == (
-        "Bags(3 bags, 1,203 instances (1–1200 a bag) of 3 features, 2 classes, "
-        "1.33 candidates a bag, no labels)"
+        "Bags(3 bags, 1,203 instances (1–1200 per bag) of 3 features, 2 classes, "
+        "1.33 candidates per bag, no labels)"
     )
     images = Bags.from_list([np.zeros((2, 4, 5))], labels=[0])
-    assert repr(images) == "Bags(1 bags, 2 instances (2–2 a bag) of 4×5 features, 1 classes, labelled)"
+    assert repr(images) == "Bags(1 bags, 2 instances (2–2 per bag) of 4×5 features, 1 classes, labelled)"
 
 
 # ---- nobody changes bags -------------------------------------------------------------------------------
@@ -386,12 +386,12 @@ def test_keeping_instances_agrees_with_a_loop(given_, seed):
     "kept", [[[0], [-1]], [[0], [1]], [[0], [True]], [[0], []], [[0], [[0]]], [[0], [0.0]]], ids=repr
 )
 def test_an_instance_to_keep_that_the_bag_has_not_is_refused(kept):
-    with pytest.raises(DataError, match="Bag '1' has 1 instances: keep at least one, by places from 0 to 0"):
+    with pytest.raises(DataError, match="Bag '1' has 1 instances: give at least one position from 0 to 0"):
         many([2, 1, 3])[:2].keep_instances(kept)
 
 
 def test_instances_to_keep_are_given_for_every_bag():
-    with pytest.raises(DataError, match="keep of 1 bags, but 2 bags"):
+    with pytest.raises(DataError, match="given for 1 bags, but there are 2 bags"):
         many([2, 1]).keep_instances([[0]])
 
 
@@ -419,3 +419,10 @@ def test_bags_are_made_from_whatever_a_user_has(tmp_path):
 def test_what_is_no_bags_is_refused(given_, message):
     with pytest.raises(DataError, match=message):
         as_bags(given_)
+
+
+def test_candidate_sets_are_there_or_an_error_says_so():
+    bags = Bags.from_list([np.zeros((2, 3))], [[0, 1]])
+    assert bags.candidate_sets is bags.candidates
+    with pytest.raises(DataError, match="The bags have no candidate sets: add a column 'candidates'"):
+        _ = Bags.from_list([np.zeros((2, 3))]).candidate_sets

@@ -7,6 +7,7 @@ from random_bags import arguments, many
 
 from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader
+from mipl.errors import DataError
 
 quick = settings(deadline=None, max_examples=60)
 
@@ -152,7 +153,7 @@ def test_the_shares_of_a_batch_are_the_batch(given_, size, processes, drop, seed
     bags = Bags.from_list(**given_)
     whole = list(BagLoader(bags).epoch(size, np.random.default_rng(seed), drop))
     shares = [
-        list(BagLoader(bags, share=(rank, processes)).epoch(size, np.random.default_rng(seed), drop))
+        list(BagLoader(bags, shard=(rank, processes)).epoch(size, np.random.default_rng(seed), drop))
         for rank in range(processes)
     ]
     for batch, *parts in zip(whole, *shares, strict=True):
@@ -207,3 +208,11 @@ def test_stored_rows_are_the_instances_part_by_part(given_, part):
         assert all(len(found) == part for found in parts[:-1])
         assert torch.equal(torch.cat(parts), whole.instances)
         assert torch.equal(batch.sizes, whole.sizes)
+
+
+def test_candidate_sets_of_a_batch_are_there_or_an_error_says_so():
+    instances = [np.zeros((2, 3)), np.zeros((1, 3))]
+    batch = BagLoader(Bags.from_list(instances, [[0, 1], [1]])).batch(np.array([1]))
+    assert batch.candidate_sets.tolist() == [[False, True]]
+    with pytest.raises(DataError, match="The bags have no candidate sets"):
+        _ = BagLoader(Bags.from_list(instances)).batch(np.array([0])).candidate_sets

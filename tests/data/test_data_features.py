@@ -33,9 +33,9 @@ def test_names_stay_with_selections_and_files(tmp_path):
         turned = aligned(again, ("v", "u"))
         np.testing.assert_array_equal(turned.instances, bags.instances[:, ::-1])
         np.testing.assert_array_equal(aligned(turned, ("u", "v")).instances, bags.instances)
-    with pytest.raises(DataError, match="3 names for instances of shape"):
+    with pytest.raises(DataError, match="3 feature names for instances of shape"):
         named(("u", "v", "w"))
-    with pytest.raises(DataError, match="named twice"):
+    with pytest.raises(DataError, match="occurs twice"):
         named(("u", "u"))
 
 
@@ -47,7 +47,7 @@ def test_a_model_puts_the_order_right_and_refuses_other_names(tmp_path):
         turned = named(("v", "u"), [1, 0])
         np.testing.assert_array_equal(loaded.predict_proba(turned), expected)
         np.testing.assert_array_equal(loaded.predict_proba(arrays()), expected)  # without names: as given
-        with pytest.raises(DataError, match="misses v and has also w"):
+        with pytest.raises(DataError, match="lacks v and also has w"):
             loaded.predict_proba(named(("u", "w")))
 
 

@@ -83,7 +83,7 @@ def test_a_file_is_fetched_and_recorded(server, tmp_path):
 
 def test_a_broken_download_goes_on_where_it_stopped(server, tmp_path):
     server.break_after = 300_000
-    with pytest.raises(StorageError, match=r"the same command goes on from there"):
+    with pytest.raises(StorageError, match=r"the same command resumes it"):
         fetch("c-row", 1, tmp_path, url=server.url)
     assert not (tmp_path / "CRC-MIPL-Row.mat").exists()
     server.break_after = None
@@ -109,7 +109,7 @@ def test_a_whole_part_is_taken_as_it_is(server, tmp_path):
 
 
 def test_a_known_checksum_is_held(server, tmp_path, monkeypatch):
-    with pytest.raises(StorageError, match=r"has the checksum .* not 97dad3c7.*fetch it again"):
+    with pytest.raises(StorageError, match=r"has the checksum .* not 97dad3c7.*start it again"):
         fetch("mnist-mipl", 1, tmp_path, url=server.url)
     assert not list(tmp_path.iterdir())
     # git's blob id by git's own rule
@@ -117,7 +117,7 @@ def test_a_known_checksum_is_held(server, tmp_path, monkeypatch):
     monkeypatch.setitem(module.GIT_BLOBS, "MNIST_MIPL_r1.mat", blob)
     assert fetch("mnist-mipl", 1, tmp_path, url=server.url).checked
     (tmp_path / "MNIST_MIPL_r1.mat").write_bytes(b"other")
-    with pytest.raises(StorageError, match="delete it and fetch it again"):
+    with pytest.raises(StorageError, match="delete it and download it again"):
         fetch("mnist-mipl", 1, tmp_path, url=server.url)
 
 
@@ -127,7 +127,7 @@ def test_errors_are_sentences(server, tmp_path, capsys):
     assert main([*command, server.url]) == 2
     assert "answers 404" in capsys.readouterr().err
     assert main([*command, "http://127.0.0.1:9/none.mat"]) == 2
-    assert "could not be fetched" in capsys.readouterr().err
+    assert "could not be downloaded" in capsys.readouterr().err
     assert main([*command, "file:///etc/passwd"]) == 2
     assert "not an http" in capsys.readouterr().err
     with pytest.raises(SettingError, match=r"No direct address of SIVAL_MIPL_r2\.mat is known"):

@@ -190,7 +190,7 @@ def test_missing_slides_can_be_left_out(tmp_path):
 def test_files_in_no_row_are_named_and_left_out(tmp_path):
     folder, csv = lay_out("clam", tmp_path, cohort())
     write_h5(folder / "h5_files" / "extra.h5", np.ones((3, 6), dtype=np.float32))
-    with pytest.warns(UserWarning, match=r"1 files in .* have no row .*: extra; they are left out"):
+    with pytest.warns(UserWarning, match=r"1 files in .* have no row .*: extra; they are ignored"):
         assert len(open_folder(folder, csv)) == 12
 
 
@@ -219,7 +219,7 @@ def truncated(path):
 BROKEN = {
     "pickle.pt": (pickled, "cannot be read as features"),
     "torch.pt": (torch_pickled, "cannot be read as features"),
-    "dict.pt": (lambda p: torch.save({"x": torch.ones(2, 2)}, p), "holds a dict, not one tensor"),
+    "dict.pt": (lambda p: torch.save({"x": torch.ones(2, 2)}, p), "has a dict, not one tensor"),
     "object.npy": (numpy_pickled, "cannot be read as features"),
     "cut.h5": (truncated, "cannot be read as features"),
     "text.h5": (lambda p: p.write_text("hello"), "cannot be read as features"),
@@ -281,7 +281,7 @@ def test_links_out_of_the_folder_are_refused(tmp_path):
     write_h5(tmp_path / "secret.h5", np.ones((3, 2), dtype=np.float32))
     (tmp_path / "F").mkdir()
     (tmp_path / "F" / "a.h5").symlink_to(tmp_path / "secret.h5")
-    with pytest.raises(StorageError, match="leads out of its folder"):
+    with pytest.raises(StorageError, match="is a link to another folder"):
         open_folder(tmp_path / "F")
 
 

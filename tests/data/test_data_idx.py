@@ -67,7 +67,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path, content):
 
 def test_a_file_with_impossible_sides_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"\x00\x00\x08\x04" + b"\xff" * 16)
-    with pytest.raises(StorageError, match="file is cut short or too long"):
+    with pytest.raises(StorageError, match="file is truncated or too long"):
         read_idx(tmp_path, "file")
     (tmp_path / "file").write_bytes(b"\x00\x00\x08\xff" + b"\x00\x00\x00\x01" * 255 + b"x")
     with pytest.raises(StorageError, match="file is not an IDX file of bytes"):
@@ -81,7 +81,7 @@ def test_every_truncation_is_refused(tmp_path):
         with pytest.raises(StorageError, match=f"{tmp_path / 'file'}"):
             read_idx(tmp_path, "file")
     (tmp_path / "file").write_bytes(whole + b"\x00")
-    with pytest.raises(StorageError, match="cut short or too long"):
+    with pytest.raises(StorageError, match="truncated or too long"):
         read_idx(tmp_path, "file")
 
 

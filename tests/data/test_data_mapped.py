@@ -85,7 +85,7 @@ def test_what_cannot_be_mapped_is_said(tmp_path):
     file = tmp_path / "bags.npz"
     bags.save(file)
     np.savez_compressed(tmp_path / "small.npz", **dict(np.load(file)))
-    with pytest.raises(StorageError, match="compressed, or no vectors; load them whole"):
+    with pytest.raises(StorageError, match="compressed or not vectors; do not map them"):
         Bags.load(tmp_path / "small.npz", mapped=True)
     assert Bags.load(tmp_path / "small.npz").digest() == bags.digest()
     (tmp_path / "cut.npz").write_bytes(file.read_bytes()[:-200])

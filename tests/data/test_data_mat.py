@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from random_bags import arguments, assert_same, attempt, many, real
 
 from mipl.data.bags import Bags
-from mipl.data.formats import mat
+from mipl.data.formats import mat, matlab5
 from mipl.data.formats.mat import read_mat, write_mat
 from mipl.errors import DataError, SettingError, StorageError
 
@@ -161,7 +161,7 @@ def test_images_are_made_on_request_only(file):
 def test_real_files_of_matlab_hold_what_scipy_says():
     paths = [real("birdsong-partial") / "BirdSong.mat", *sorted(real("mnist-mipl-splits").glob("*.mat"))]
     for path in paths:
-        got = mat.read_variables(path, ("X", "Y", "Y_P", "trainIndex", "testIndex"))
+        got = matlab5.read_variables(path, ("X", "Y", "Y_P", "trainIndex", "testIndex"))
         wanted = scipy.io.loadmat(path, mat_dtype=True)
         assert set(got) == {name for name in wanted if not name.startswith("__")}
         for name, value in got.items():
@@ -235,7 +235,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"provenance cannot be written to .*bags\.mat"):
         write_mat(many([1], provenance={"what": object()}), tmp_path / "bags.mat")
     monkeypatch.setattr(mat, "LARGEST", 100)
-    with pytest.raises(DataError, match=r"larger than the 4 GB that .*bags\.mat can hold"):
+    with pytest.raises(DataError, match=r"larger than the 4 GB limit of .*bags\.mat"):
         write_mat(many([100]), tmp_path / "bags.mat")
     assert list(tmp_path.iterdir()) == []
 
@@ -247,13 +247,16 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
     ("variables", "message"),
     [
         ({"bags": authors()}, "there is no variable 'data'"),
-        ({"data": np.ones((2, 3))}, r"'data' is 2×3 numbers \(float64\): it should be cells, one row a bag"),
+        (
+            {"data": np.ones((2, 3))},
+            r"'data' is 2×3 numbers \(float64\): it should be cells, one row per bag",
+        ),
         ({"data": "text"}, "'data' is text"),
         ({"data": {"a": 1}}, "'data' is a struct"),
         ({"data": scipy.sparse.eye(3)}, "'data' is a sparse matrix"),
         ({"data": authors()[:, :2]}, "'data' is 2×2 cells: .* three or four columns"),
         ({"data": cells([1, 1, 1, 1, 1])}, "'data' is 1×5 cells"),
-        ({"data": authors()[:0]}, "'data' has no row"),
+        ({"data": authors()[:0]}, "'data' has no rows"),
         ({"data": authors(c0="text")}, "Bag '2' has as features text: they should be a matrix of numbers"),
         ({"data": authors(c0=authors())}, "Bag '2' has as features cells"),
         ({"data": authors(c0=np.ones((1, 2)) * 1j)}, "Bag '2' has as features complex numbers"),
@@ -266,7 +269,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
         ({"data": authors(c1=np.zeros((0, 0)))}, "Bag '2' has no candidate label: give at least one"),
         (
             {"data": authors(c1=np.uint8([0, 2]))},
-            "Bag '2' has the candidate label 0: .* whole numbers from 1 on",
+            "Bag '2' has the candidate label 0: .* integers of at least 1",
         ),
         ({"data": authors(c1=np.array([1.5]))}, "Bag '2' has the candidate label 1.5"),
         ({"data": authors(c1=np.array([np.nan]))}, "Bag '2' has the candidate label nan"),
@@ -283,7 +286,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
             {"data": authors(c3=np.uint8([1, 2]))},
             "Bag '2' has 2 numbers as instance label: there should be 1",
         ),
-        ({"data": authors(c3=np.array([-1]))}, "Bag '2' has the instance label -1: .* from 0 on"),
+        ({"data": authors(c3=np.array([-1]))}, "Bag '2' has the instance label -1: .* at least 0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -300,11 +303,11 @@ def test_other_kinds_of_files_are_told_apart(tmp_path):
         hdf["data"] = np.zeros(3)
     plain = path.read_bytes()
     path.write_bytes(b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + plain[128:])
-    with pytest.raises(StorageError, match=r"bags\.mat is of MATLAB's version 7.3 \(HDF5\).*'-v7'"):
+    with pytest.raises(StorageError, match=r"bags\.mat is a MATLAB 7.3 file \(HDF5\).*'-v7'"):
         read_mat(path)
     with h5py.File(path, "w") as hdf:
         hdf["data"] = np.zeros(3)
-    with pytest.raises(StorageError, match=r"version 7\.3"):
+    with pytest.raises(StorageError, match=r"MATLAB 7\.3"):
         read_mat(path)
     scipy.io.savemat(path, {"data": np.ones((2, 2))}, format="4")
     with pytest.raises(StorageError, match=r"bags\.mat is not a \.mat file of MATLAB 5 to 7"):
@@ -376,7 +379,7 @@ def test_a_truncated_file_is_refused(folder, data, compressed):
     scipy.io.savemat(folder / "whole.mat", {"data": authors()}, do_compression=compressed)
     whole = (folder / "whole.mat").read_bytes()
     (folder / "cut.mat").write_bytes(whole[: data.draw(st.integers(129, len(whole) - 1))])
-    with pytest.raises(StorageError, match=r"cut\.mat is cut short or damaged"):
+    with pytest.raises(StorageError, match=r"cut\.mat is truncated or damaged"):
         read_mat(folder / "cut.mat")
     (folder / "cut.mat").write_bytes(whole[: data.draw(st.integers(0, 128))])
     with pytest.raises((StorageError, DataError), match=r"cut\.mat"):

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from mipl.data import benchmarks
 from mipl.data.bags import Bags
+from mipl.data.benchmarks import digits_mipl
+from mipl.data.benchmarks.crc import CRC5
 from mipl.data.candidates import add_confusable
-from mipl.data.catalogue import TABLE1, characteristics, table1
+from mipl.data.datasets import DATASETS, build
 from mipl.data.formats.mat import write_mat
+from mipl.data.statistics import bag_statistics
 from mipl.errors import DataError, SettingError, StorageError
 
 
@@ -34,7 +36,7 @@ def write_sival(folder, classes=3, images=4, seed=0):
 
 def test_sival_from_c45_files(tmp_path):
     regions = write_sival(tmp_path)
-    bags = benchmarks.build("sival-mipl", 1, 0, tmp_path)
+    bags = build("sival-mipl", 1, 0, tmp_path)
     assert bags.classes == ("class0", "class1", "class2")
     assert len(bags) == 12
     for bag in bags:
@@ -51,7 +53,7 @@ def test_sival_from_c45_files(tmp_path):
         ("a,b,1,x,1\n", "row 1 is not two names"),
         ("i,a,1,2,0\ni,b,1,0\n", "row 2 is not two names"),
         ("a,b,1,nan,1\n", "row 1 has a number that is not finite"),
-        ("a,b,1,2,7\n", "ends not in 0 or 1"),
+        ("a,b,1,2,7\n", "does not end in 0 or 1"),
         ("\xff\x00", "is not C4.5 data"),
     ],
 )
@@ -59,7 +61,7 @@ def test_bad_sival_files(text, message, tmp_path):
     write_sival(tmp_path)
     (tmp_path / "class1.data").write_text(text, encoding="latin-1" if "\xff" in text else "utf-8")
     with pytest.raises(StorageError, match=message if "\xff" not in text else "cannot be read"):
-        benchmarks.build("sival-mipl", 1, 0, tmp_path)
+        build("sival-mipl", 1, 0, tmp_path)
 
 
 def test_an_image_of_two_classes_is_named(tmp_path):
@@ -67,7 +69,7 @@ def test_an_image_of_two_classes_is_named(tmp_path):
     text = (tmp_path / "class0.data").read_text(encoding="utf-8")
     (tmp_path / "class2.data").write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=r"is positive in class0\.data and in class2\.data"):
-        benchmarks.build("sival-mipl", 1, 0, tmp_path)
+        build("sival-mipl", 1, 0, tmp_path)
 
 
 def write_tiles(folder, classes, each=3, side=40):
@@ -83,31 +85,31 @@ def write_tiles(folder, classes, each=3, side=40):
 
 def test_tissue_stand_ins(tmp_path):
     write_tiles(tmp_path, ("H", "AC", "S", "T", "V"))
-    bags = benchmarks.build("crc5-row", None, 1, tmp_path)
+    bags = build("crc5-row", None, 1, tmp_path)
     assert bags.classes == ("AC", "H", "S", "T", "V")
     assert bags.feature_shape == (9,)
     assert set(bags.sizes) == {8}
     assert bags.provenance["candidates"] == "drawn from a confusion table"
-    other = benchmarks.build("crc5-sbn", None, 1, tmp_path)
+    other = build("crc5-sbn", None, 1, tmp_path)
     np.testing.assert_array_equal(
         bags.candidates, other.candidates
     )  # one set of annotators for all generators
-    assert (bags.candidates != benchmarks.build("crc5-row", None, 2, tmp_path).candidates).any()
+    assert (bags.candidates != build("crc5-row", None, 2, tmp_path).candidates).any()
     with pytest.raises(SettingError, match="has its own candidate sets"):
-        benchmarks.build("crc5-row", 2, 1, tmp_path)
+        build("crc5-row", 2, 1, tmp_path)
     with pytest.raises(DataError, match="c-row is built from seven folders"):
-        benchmarks.build("c-row", None, 1, tmp_path)
+        build("c-row", None, 1, tmp_path)
 
 
 def test_seven_classes_of_tissue(tmp_path):
     write_tiles(tmp_path, [f"tissue{i}" for i in range(7)])
-    bags = benchmarks.build("c-sbn", None, None, tmp_path)
+    bags = build("c-sbn", None, None, tmp_path)
     assert (bags.k, bags.feature_shape, set(bags.sizes)) == (7, (15,), {9})
 
 
 def test_confusable_candidates_follow_the_table():
-    names = list(benchmarks.CRC5)
-    confusion = np.array([[benchmarks.CRC5[y].get(j, 0.0) for j in names] for y in names])
+    names = list(CRC5)
+    confusion = np.array([[CRC5[y].get(j, 0.0) for j in names] for y in names])
     labels = np.repeat(np.arange(5), 4000)
     candidates = add_confusable(labels, confusion, "test")
     assert candidates[np.arange(len(labels)), labels].all()
@@ -117,17 +119,17 @@ def test_confusable_candidates_follow_the_table():
 
 
 def test_the_authors_file_is_read_where_it_lies(tmp_path):
-    images = benchmarks.digits_mipl(1, 0)
+    images = digits_mipl(1, 0)
     big = [np.zeros((n, 784)) for n in images.sizes[:6]]
     write_mat(Bags.from_list(big, images.candidates[:6], images.labels[:6]), tmp_path / "MNIST_MIPL_r2.mat")
-    bags = benchmarks.build("mnist-mipl", 2, None, tmp_path)
+    bags = build("mnist-mipl", 2, None, tmp_path)
     assert bags.feature_shape == (28, 28)
     assert bags.provenance["origin"] == "the authors' file"
     with pytest.raises(SettingError, match="has no seed"):
-        benchmarks.build("mnist-mipl", 2, 3, tmp_path)
+        build("mnist-mipl", 2, 3, tmp_path)
 
 
-def test_characteristics_by_hand():
+def test_statistics_by_hand():
     bags = Bags.from_list(
         [np.zeros((2, 3)), np.zeros((4, 3))],
         [[0, 1], [1]],
@@ -135,7 +137,7 @@ def test_characteristics_by_hand():
         range(2),
         instance_labels=[[0, -1], [1, 1, 1, -1]],
     )
-    row = characteristics(bags)
+    row = bag_statistics(bags)
     assert (row.bags, row.instances, row.max_instances, row.min_instances, row.mean_instances) == (
         2,
         6,
@@ -147,9 +149,9 @@ def test_characteristics_by_hand():
     assert (row.dimension, row.classes, row.mean_candidates) == (3, 2, 1.5)
 
 
-@pytest.mark.parametrize("name", sorted(TABLE1))
+@pytest.mark.parametrize("name", sorted(name for name, dataset in DATASETS.items() if dataset.table1))
 def test_the_papers_rows_agree_with_themselves(name):
-    row = table1(name, 2)
+    row = DATASETS[name].table1_row(2)
     assert row.mean_instances == pytest.approx(row.instances / row.bags, abs=0.006)
     assert row.min_instances <= row.mean_instances <= row.max_instances
-    assert row.mean_candidates == (2.08 if name.startswith("c-") else 3)
+    assert row.mean_candidates == (3 if DATASETS[name].takes_r else 2.08)

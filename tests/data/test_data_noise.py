@@ -134,5 +134,5 @@ def test_no_bag_loses_its_last_instance():
 @pytest.mark.parametrize("noise", [remove_true_label, drop_instances])
 @pytest.mark.parametrize("share", [-0.1, 1.0, 1.5, float("nan")])
 def test_a_share_that_is_none_is_refused(noise, share):
-    with pytest.raises(SettingError, match=f"The share is {share}: it must be at least 0 and below 1"):
+    with pytest.raises(SettingError, match=f"The fraction is {share}: it must be at least 0 and below 1"):
         noise(gaussian_bags(), share)

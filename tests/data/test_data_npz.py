@@ -131,7 +131,7 @@ def test_when_the_disk_is_full_the_old_file_is_kept(tmp_path):
         [sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True, check=True, timeout=60
     )
     assert run.stdout.startswith(f"{path} cannot be written: File too large.")
-    assert "kept" in run.stdout
+    assert "unchanged" in run.stdout
     assert run.stderr == ""
     assert path.read_bytes() == before
     assert_same(Bags.load(path), complete())
@@ -152,14 +152,14 @@ def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path):
     path = tmp_path / "bags.npz"
     with path.open("wb") as file:
         np.save(file, np.zeros((3, 3)))
-    with pytest.raises(StorageError, match=r"bags\.npz does not hold bags: make such a file with Bags\.save"):
+    with pytest.raises(StorageError, match=r"bags\.npz is not a file of bags: create one with Bags\.save"):
         Bags.load(path)
     for content in (b"", b"bag_id,candidates\n", b"PK\x03\x04 and no more", b"\x80\x04N."):
         path.write_bytes(content)
         with pytest.raises(StorageError, match=r"bags\.npz is damaged or is not an \.npz of bags"):
             Bags.load(path)
     np.savez(path, images=np.zeros(3))
-    with pytest.raises(StorageError, match=r"bags\.npz does not hold bags"):
+    with pytest.raises(StorageError, match=r"bags\.npz is not a file of bags"):
         Bags.load(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("meta", "text")
@@ -207,7 +207,7 @@ def change_array(name, value):
         (change_array("meta", np.array("[1, 2]")), StorageError, "is damaged or is not"),
         (change_array("meta", np.array("{}")), StorageError, "has the format None"),
         (change_array("offsets", np.array(3)), StorageError, "is damaged or is not"),
-        (change_array("offsets", np.array([0, 2, 3, 9])), DataError, "A bag reaches outside"),
+        (change_array("offsets", np.array([0, 2, 3, 9])), DataError, "A bag extends beyond"),
         (change_array("offsets", np.array([0, 2, 2, 6])), DataError, "Bag 'y' is empty"),
         (change_array("offsets", np.array([0.0, 2, 3, 6])), DataError, "cannot be of type float64"),
         (change_array("offsets", np.zeros((4, 2), dtype=int)), DataError, "shape"),

@@ -76,13 +76,13 @@ def test_without_true_labels_there_are_none(file):
         ({"X": np.array([[np.nan, 1]] * 4)}, "Bag '1' has a NaN"),
         ({"Y_P": scipy.sparse.csc_matrix(np.eye(4, 3))}, "'Y_P' is a sparse matrix"),
         ({"Y_P": {"a": 1}}, "'Y_P' is a struct"),
-        ({"Y_P": np.ones((3, 4))}, "'Y_P' has 3 rows, but 'X' has 4: give one row an example."),
-        ({"Y_P": np.full((4, 3), 2)}, "'Y_P' holds something other than 0 and 1 in row 1."),
-        ({"Y_P": np.full((4, 3), np.nan)}, "'Y_P' holds something other than 0 and 1 in row 1."),
+        ({"Y_P": np.ones((3, 4))}, "'Y_P' has 3 rows, but 'X' has 4: give one row per example."),
+        ({"Y_P": np.full((4, 3), 2)}, "'Y_P' has something other than 0 and 1 in row 1."),
+        ({"Y_P": np.full((4, 3), np.nan)}, "'Y_P' has something other than 0 and 1 in row 1."),
         ({"Y_P": np.zeros((4, 3)), "Y": None}, "Bag '1' has no candidate label"),
         ({"Y_P": np.ones((1, 10_001))}, "'Y_P' has 10001 columns"),
         ({"Y": np.ones((4, 2))}, "'Y' has the shape (4, 2), but 'Y_P' (4, 3)."),
-        ({"Y": np.eye(4, 3) * 2}, "'Y' holds something other than 0 and 1 in row 1."),
+        ({"Y": np.eye(4, 3) * 2}, "'Y' has something other than 0 and 1 in row 1."),
         ({"Y": np.ones((4, 3))}, "'Y' has 3 true labels in row 1: there should be exactly one."),
         ({"Y": np.eye(4, 3)}, "'Y' has 0 true labels in row 4"),
         ({"Y": np.eye(3)[[2, 1, 0, 2]]}, "Bag '1' has the true label '2' outside its candidate set"),
@@ -108,7 +108,7 @@ def test_other_files_are_refused_with_a_sentence(tmp_path):
         read_partial_mat(path)
     with h5py.File(path, "w") as stored:
         stored["X"] = np.ones((4, 2))
-    with pytest.raises(StorageError, match=r"version 7\.3"):
+    with pytest.raises(StorageError, match=r"MATLAB 7\.3"):
         read_partial_mat(path)
 
 

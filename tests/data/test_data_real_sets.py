@@ -7,8 +7,7 @@ import pytest
 from random_bags import assert_same, real
 
 from mipl.cli import main
-from mipl.data.benchmarks import BUILDERS, RAW, build, takes_r
-from mipl.data.catalogue import TABLE1
+from mipl.data.datasets import DATASETS, build
 from mipl.data.sources import Source
 from mipl.data.splits import own_split
 from mipl.errors import DataError, SettingError, StorageError
@@ -19,11 +18,16 @@ NAMES = ["rug", "scarf", "box", "doll", "shoe", "sponge"]
 
 @pytest.mark.parametrize("name", ["sival6-mipl", "labelme"])
 def test_both_are_named_with_their_raw_files_and_are_none_of_the_papers(name, capsys):
-    assert name in BUILDERS
-    assert name not in TABLE1
+    assert name in DATASETS
+    assert DATASETS[name].table1 is None
     assert main(["data", "list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert rows[name] == {"name": name, "paper": False, "r": name != "labelme", "raw": RAW[name]}
+    assert rows[name] == {
+        "name": name,
+        "paper": False,
+        "r": name != "labelme",
+        "raw": DATASETS[name].raw_files,
+    }
     with pytest.raises(SettingError, match=f"{name} is built from raw files: say where they are with --raw"):
         build(name)
 
@@ -205,11 +209,11 @@ def test_labelme_has_one_split_of_its_own(scenes, tmp_path):
 
 
 def test_labelme_takes_neither_r_nor_a_seed(scenes):
-    assert not takes_r("labelme")
+    assert not DATASETS["labelme"].takes_r
     assert Source("labelme").false_positives is None
     with pytest.raises(SettingError, match="labelme has its own candidate sets: -r does not apply"):
         build("labelme", 1, raw=scenes)
-    with pytest.raises(SettingError, match="labelme has nothing to draw: leave the seed out"):
+    with pytest.raises(SettingError, match="labelme is not random: leave the seed out"):
         build("labelme", seed=1, raw=scenes)
 
 
@@ -242,7 +246,7 @@ VOTES = [f"train-{i:04d},a,c{i % 8}" for i in range(1000)]
         ),
         ({"votes": VOTES[:-1]}, StorageError, r"votes\.csv has no row of bag 'train-0999'"),
         ({"votes": [*VOTES, "valid-0000,a,c1"]}, StorageError, r"votes\.csv names bag 'valid-0000'"),
-        ({"votes": [*VOTES[1:], "train-0000,a,"]}, DataError, "Bag 'train-0000' keeps no candidate"),
+        ({"votes": [*VOTES[1:], "train-0000,a,"]}, DataError, "Bag 'train-0000' has no candidate left"),
         ({"votes": [*VOTES, "train-0000,b,c9"]}, StorageError, "has 9 classes in votes.csv and labels.csv: "),
     ],
 )

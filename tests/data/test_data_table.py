@@ -140,7 +140,7 @@ def test_initial_weights_of_other_candidates_are_dropped(table):
         ("bag,candidates\nx,a\n", r"labels\.csv has no column 'bag_id': its header is bag, candidates"),
         ("bag_id,label\nx,a\n", r"labels\.csv has no column 'candidates'"),
         ("", r"labels\.csv has no column 'bag_id': its header is empty"),
-        ("bag_id,candidates,label,label\nx,a,a,a\n", r"labels\.csv names a column twice in its header"),
+        ("bag_id,candidates,label,label\nx,a,a,a\n", r"labels\.csv has two columns 'label' in its header"),
     ],
     ids=repr,
 )
@@ -471,7 +471,10 @@ def test_weights_follow_the_bags_own_classes(table):
         ),
         ("bag_id,candidates,weights\nx,a|b,1\n", "row 2 has 1 weights for 2 candidates: give one for each"),
         ("bag_id,candidates,weights\nx,a|b,1|x\n", "row 2 has a weight that is not a number"),
-        ("bag_id,candidates,weights\nx,a|b,1|-1\n", r"row 2 has the weights 1\|-1: use numbers from 0 up"),
+        (
+            "bag_id,candidates,weights\nx,a|b,1|-1\n",
+            r"row 2 has the weights 1\|-1: use numbers of at least 0",
+        ),
         ("bag_id,candidates,weights\nx,a|b,0|0\n", "row 2 has the weights"),
         ("bag_id,candidates,weights\nx,a|b,1|nan\n", "row 2 has the weights"),
         ("bag_id,candidates,weights\nx,a|b,1|inf\n", "row 2 has the weights"),
@@ -487,7 +490,7 @@ def test_a_label_table_that_says_no_sense_is_refused_by_name(table, content, mes
 
 
 def test_a_table_of_labels_alone_cannot_be_applied(table):
-    with pytest.raises(DataError, match=r"labels\.csv has no column 'candidates', nor a 0/1 column"):
+    with pytest.raises(DataError, match=r"labels\.csv has no column 'candidates' and no 0/1 column"):
         apply_label_table(three(), table("bag_id,label,age\nx,a,30\ny,a,40\nz,b,50\n"))
 
 
@@ -636,7 +639,7 @@ HEADER = "bag_id,predicted,confidence,p(a),p(b)\n"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (HEADER, "labels.csv has no prediction: it holds only a header"),
+        (HEADER, "labels.csv has no predictions, only a header"),
         (HEADER + "x,a,1,1\n", "labels.csv, row 2 has 4 fields, but the header has 5"),
         (HEADER + "x,a,1,1,0\n\ny,a,1,one,0\n", "labels.csv, row 4 has a probability that is not a number"),
         (HEADER + "x,a,1,1,\n", "labels.csv, row 2 has a probability that is not a number"),
@@ -646,7 +649,7 @@ HEADER = "bag_id,predicted,confidence,p(a),p(b)\n"
         ("bag_id,label,confidence,p(a)\nx,a,1,1\n", "labels.csv has 1 columns of probabilities"),
         ("bag_id,label,confidence\nx,a,1\n", "labels.csv has 0 columns of probabilities"),
         ("bag_id,label,p(a),p(b)\nx,a,1,0\n", "labels.csv has no column 'confidence'"),
-        ("bag_id,label,confidence,p(a),p(a)\nx,a,1,1,0\n", "labels.csv names a column twice"),
+        ("bag_id,label,confidence,p(a),p(a)\nx,a,1,1,0\n", r"has two columns 'p\(a\)' in its header"),
     ],
     ids=repr,
 )

@@ -220,7 +220,7 @@ def test_a_selection_is_written_alone(tmp_path, kind):
         (lambda: Bags.from_list([np.zeros((2, 3, 3), dtype=np.float32)]), "The instances are images"),
         (lambda: Bags.from_list([np.zeros((2, 3), dtype=np.uint8)]), r"images \(uint8, shape \(3,\)\)"),
         (lambda: many([1])[:0], "There is no bag to write"),
-        (lambda: many([1], candidates=[[0]], labels=[0], missing_truth=True), "True labels may be outside"),
+        (lambda: many([1], candidates=[[0]], labels=[0], missing_truth=True), "true labels may be outside"),
         (lambda: many([1], coordinates=[np.zeros((1, 3))]), "coordinates have 3 columns"),
         (lambda: many([1], classes=["a", "b"], weights=[[1, 0]]), "Initial weights need candidates"),
         (lambda: many([1], candidates=[["a|b"]]), r"The class 'a\|b' cannot be written"),
@@ -251,13 +251,13 @@ def test_only_some_kinds_of_files_are_tidy_tables(tmp_path):
         ("", "has no column 'bag_id': its header is empty"),
         ("bag_id,slide_id,f\nx,x,1\n", "has the columns 'bag_id' and 'slide_id'"),
         ("bag_id,group,patient,f\nx,p,p,1\n", "has the columns 'group' and 'patient'"),
-        ("bag_id,f,f\nx,1,2\n", "names a column twice"),
-        ("bag_id,f, f\nx,1,2\n", "names a column twice"),
-        ("bag_id,label\nx,a\n", "has no column of features: its header is bag_id, label"),
+        ("bag_id,f,f\nx,1,2\n", "has two columns 'f'"),
+        ("bag_id,f, f\nx,1,2\n", "has two columns 'f'"),
+        ("bag_id,label\nx,a\n", "has no feature columns: its header is bag_id, label"),
         ("bag_id,f\n", "has no row"),
         ("bag_id,f", "has no row|Empty CSV"),
-        ("bag_id,f\nx,1\n\n,2\n", "row 4 does not say which bag it belongs to"),
-        ("bag_id,f,g\nx,1,2\n\ny,1,\n", "row 4 has nothing in column 'g', where a finite number is needed"),
+        ("bag_id,f\nx,1\n\n,2\n", "row 4 has no bag id"),
+        ("bag_id,f,g\nx,1,2\n\ny,1,\n", "row 4 has nothing in column 'g', where a finite number is expected"),
         ("bag_id,f\nx,1\ny,abc\n", "row 3 has 'abc' in column 'f'"),
         ("bag_id,f\nx,1\ny,nan\n", "row 3 has 'nan' in column 'f'"),
         ("bag_id,f\nx,1\ny,-inf\n", "row 3 has '-inf' in column 'f'"),
@@ -315,14 +315,14 @@ def test_a_parquet_file_is_refused_by_row_too(tmp_path):
         read_tidy(parquet(path, bag_id=["a", "a"], f=[1, 2], label=[1, 2]))
     twice = pyarrow.table([["a"], [1.0], [2.0]], names=["bag_id", "f", "f"])
     pyarrow.parquet.write_table(twice, path)
-    with pytest.raises(DataError, match="names a column twice in its header, 'f'"):
+    with pytest.raises(DataError, match="has two columns 'f' in its header"):
         read_tidy(path)
     wrong = pyarrow.StringArray.from_buffers(
         1, pyarrow.py_buffer(b"\0\0\0\0\1\0\0\0"), pyarrow.py_buffer(b"\xff")
     )
     with pytest.raises(StorageError, match=r"bags\.parquet is not a Parquet file, or is damaged: .*UTF"):
         read_tidy(parquet(path, bag_id=wrong, f=[1.0]))
-    with pytest.raises(DataError, match="row 1 does not say which bag"):
+    with pytest.raises(DataError, match="row 1 has no bag id"):
         read_tidy(parquet(path, bag_id=pyarrow.array([None], pyarrow.string()), f=[1.0]))
 
 

@@ -148,13 +148,13 @@ def test_columns_of_labels_and_patients_are_no_annotators(read):
         ("bag_id,annotator,label\nx,,a\n", "row 2 has nothing in column 'annotator'"),
         ("bag_id,annotator,label\n,ann,a\n", "row 2 has nothing in column 'bag_id'"),
         ("bag,ann\n,a\n", "row 2 has nothing in column 'bag'"),
-        ("bag_id,annotator\nx,ann\n", "has a column 'annotator', but no 'label' or 'vote'"),
+        ("bag_id,annotator\nx,ann\n", "has a column 'annotator', but no column 'label' or 'vote'"),
         ("bag_id,annotator,rater,label\nx,ann,ann,a\n", "has the columns 'annotator' and 'rater'"),
         ("bag_id,slide_id,ann\nx,x,a\n", "has the columns 'bag_id' and 'slide_id'"),
         ("id,ann\nx,a\n", "has no column 'bag_id': its header is id, ann"),
-        ("bag_id,label\nx,a\n", "names no annotator: add a column 'annotator', or one column for each"),
-        ("bag_id,ann\nx,\n", "holds no vote"),
-        ("bag_id,annotator,label\n", "holds no vote"),
+        ("bag_id,label\nx,a\n", "has no annotators: add a column 'annotator', or one column per"),
+        ("bag_id,ann\nx,\n", "has no votes"),
+        ("bag_id,annotator,label\n", "has no votes"),
         ("bag_id,ann\nx\n", "row 2 has 1 fields"),
         ("", "has no column 'bag_id'"),
     ],
@@ -219,7 +219,7 @@ def test_candidates_and_weights_are_those_of_a_loop(folder, drawn, least, share)
     empty = [bag for bag, row in zip(votes.ids, wanted, strict=True) if not any(row)]
     if empty:
         with pytest.raises(
-            DataError, match=rf"Bag '{empty[0]}' keeps no candidate \({len(empty)} such bags\)"
+            DataError, match=rf"Bag '{empty[0]}' has no candidate left \({len(empty)} such bags\)"
         ):
             candidates(votes, least, share)
         return
@@ -238,11 +238,12 @@ def test_candidates_and_weights_are_those_of_a_loop(folder, drawn, least, share)
 def test_a_bag_without_candidate_says_what_to_lower(read):
     votes = read("bag_id,a1,a2,a3\nx,a,a,b\ny,a,b,c\nz,,b,\n")
     with pytest.raises(
-        DataError, match=r"'y' keeps no candidate \(2 such bags\): at most 1 of its 3 votes .*min_votes = 2"
+        DataError,
+        match=r"'y' has no candidate left \(2 such bags\): at most 1 of its 3 .*min_votes = 2",
     ):
         candidates(votes, min_votes=2)
     votes = read("bag_id,a1\nx,a\ny,\n")
-    with pytest.raises(DataError, match=r"Bag 'y' keeps no candidate \(1 such bags\): it has no vote"):
+    with pytest.raises(DataError, match=r"Bag 'y' has no candidate left \(1 such bags\): it has no vote"):
         candidates(votes)
 
 

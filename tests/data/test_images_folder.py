@@ -94,7 +94,7 @@ def test_ids_are_safe_names_of_files_and_distinct(names):
                 assume(False)
         images, complaint = attempt(list_images, root)
         if images is None:
-            assert re.search("would both be the bag|holds no image", complaint)
+            assert re.search("would both be the bag|has no images", complaint)
             return
         ids = [image.id for image in images]
         assert all(re.fullmatch(r"[\w-][\w.-]*", id_) and id_.strip() == id_ for id_ in ids)
@@ -129,19 +129,19 @@ def test_links_are_followed_within_the_folder_only(tmp_path):
     (tmp_path / "door").symlink_to(root)  # the folder itself may be reached by a link
     assert [image.id for image in list_images(tmp_path / "door")] == ["a", "linked"]
     (root / "a.png").unlink()
-    with pytest.raises(DataError, match=r"holds no image .* links that lead out of it are not followed"):
+    with pytest.raises(DataError, match=r"has no images .* links out of it are not followed"):
         list_images(root)
 
 
 def test_a_folder_that_is_not_of_images(tmp_path):
     with pytest.raises(StorageError, match="nowhere is not a folder: give the folder of the images"):
         list_images(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="holds no image"):
+    with pytest.raises(DataError, match="has no images"):
         list_images(tmp_path)
     save(tmp_path / "a.png", picture(0))
     save(tmp_path / "AC" / "b.png", picture(0))
     with pytest.raises(
-        DataError, match=r"such as a\.png, and in subfolders, such as AC/b\.png: keep all in it"
+        DataError, match=r"such as a\.png, and in subfolders, such as AC/b\.png: put all in it"
     ):
         list_images(tmp_path)
 
@@ -287,11 +287,11 @@ def test_the_features_of_a_changed_image_are_made_again(folder, tmp_path):
 def test_another_generator_is_refused(folder, tmp_path):
     generate(folder, "row", tmp_path / "row")
     before = contents(tmp_path / "row")
-    with pytest.raises(StorageError, match="holds features made by row, not by sbn: give another folder"):
+    with pytest.raises(StorageError, match="has features of row, not of sbn: give another folder"):
         generate(folder, "sbn", tmp_path / "row")
     assert contents(tmp_path / "row") == before
     generate(folder, patches(9, own_encoder(0)), tmp_path / "own")
-    with pytest.raises(StorageError, match=r"made by own-9 \(patches = 9, .* weights = .*not by own-9"):
+    with pytest.raises(StorageError, match=r"of own-9 \(patches = 9, .* weights = .*not of own-9"):
         generate(folder, patches(9, own_encoder(1)), tmp_path / "own")
     (tmp_path / "own" / "generator.json").write_text("{")
     with pytest.raises(StorageError, match=r"generator\.json is not valid JSON"):

@@ -485,7 +485,7 @@ def test_what_is_not_resnet34_is_refused(resnet_weights, tmp_path):
         resnet34(tmp_path)
     partial = {name: value for name, value in network.state_dict().items() if "classifier" not in name}
     save_file(partial, damaged)
-    with pytest.raises(StorageError, match=r"does not hold the weights of ResNet-34 .*it has no classifier"):
+    with pytest.raises(StorageError, match=r"does not have the weights of ResNet-34 .*it has no classifier"):
         resnet34(damaged)
     save_file({**network.state_dict(), "conv1.weight": torch.zeros(1)}, damaged)
     with pytest.raises(StorageError, match=r"it has a conv1\.weight"):

@@ -20,7 +20,7 @@ import pytest
 from mipl.cli import main
 from mipl.data.benchmarks import gaussian_bags
 from mipl.data.sources import Source
-from mipl.data.splits import split_digest, stratified_split, training_share
+from mipl.data.splits import split_digest, stratified_split, training_fraction
 from mipl.errors import SettingError
 from mipl.estimators import make_classifier
 from mipl.experiments.engines import run_local, without_record
@@ -169,11 +169,11 @@ def test_a_share_of_the_training_bags_is_another_run(source, tmp_path):
     assert without_record([job(source, tmp_path)]) != []
     bags = source.open()
     train, _ = stratified_split(bags, 1)
-    parts = [set(training_share(bags, train, share, 1).tolist()) for share in (0.1, 0.5, 1.0)]
+    parts = [set(training_fraction(bags, train, share, 1).tolist()) for share in (0.1, 0.5, 1.0)]
     assert parts[0] < parts[1] < parts[2] == set(train.tolist())
     assert {int(bags.labels[i]) for i in parts[0]} == {0, 1, 2}
     with pytest.raises(SettingError, match="above 0"):
-        training_share(bags, train, 0.0, 1)
+        training_fraction(bags, train, 0.0, 1)
 
 
 @pytest.mark.slow

@@ -280,7 +280,7 @@ def test_curve_goes_to_json_with_none_for_empty_bins():
 @pytest.mark.parametrize("metric", [*ERRORS, reliability_curve])
 @pytest.mark.parametrize("bins", [0, -3, 1.5, "15"])
 def test_bins_must_be_a_number_of_bins(metric, bins):
-    with pytest.raises(SettingError, match=f"bins is {bins!r}; give a whole number of bins"):
+    with pytest.raises(SettingError, match=f"bins is {bins!r}; give an integer of at least 1"):
         metric([[0.5, 0.5]], [0], bins=bins)
 
 

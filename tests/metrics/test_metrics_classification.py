@@ -95,8 +95,8 @@ def test_a_hair_more_than_one_counts_as_one():
         ([["a", "b"]], [0], "ragged or not numbers; give"),
         ([[0.5, 0.5]] * 3, [0, 1], r"Labels have shape \(2,\) for 3 rows of probabilities; give one label"),
         ([[0.5, 0.5]], [[0]], r"Labels have shape \(1, 1\) for 1 rows"),
-        ([[0.5, 0.5]], [0.0], "Labels are of type float64; give whole numbers"),
-        ([[0.5, 0.5]], ["0"], "Labels are of type <U1; give whole numbers"),
+        ([[0.5, 0.5]], [0.0], "Labels are of type float64; give integers"),
+        ([[0.5, 0.5]], ["0"], "Labels are of type <U1; give integers"),
         (
             [[0.5, 0.5], [-0.1, 1.1]],
             [0, 0],

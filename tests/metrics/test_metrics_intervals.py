@@ -102,18 +102,20 @@ def test_one_example_has_an_interval_of_one_point():
 
 @pytest.mark.parametrize("draws", [0, -1, 2.5])
 def test_draws_must_be_a_number_of_draws(draws):
-    with pytest.raises(SettingError, match=f"draws is {draws!r}; give a whole number"):
+    with pytest.raises(SettingError, match=f"draws is {draws!r}; give an integer"):
         bootstrap_interval(accuracy, [[0.5, 0.5]], [0], draws=draws)
 
 
 @pytest.mark.parametrize("level", [0, 1, 95, float("nan")])
 def test_level_must_be_a_share(level):
-    with pytest.raises(SettingError, match=f"level is {level!r}; give a share between 0 and 1"):
+    with pytest.raises(SettingError, match=f"level is {level!r}; give a number between 0 and 1"):
         bootstrap_interval(accuracy, [[0.5, 0.5]], [0], level=level)
 
 
 def test_a_metric_must_be_finite():
-    with pytest.raises(DataError, match="The metric is nan on bootstrap draw 0; give one that is finite"):
+    with pytest.raises(
+        DataError, match="The metric is nan on bootstrap draw 0; give one that is always finite"
+    ):
         bootstrap_interval(lambda p, y: float("nan"), [[0.5, 0.5]], [0], draws=3)
 
 

@@ -208,7 +208,7 @@ def test_columns_follow_the_model_s_classes(hidden):
     turned = Bags.from_list(arrays, hidden.candidates[:, order], classes=names[order])
     assert covering_rate_scorer(model, turned) == covering_rate_scorer(model, bags)
     other = Bags.from_list(arrays, hidden.candidates, classes=["ash", "birch", "cedar", "elm"])
-    with pytest.raises(DataError, match=r"The model knows the classes .*dogwood.*but the bags have .*elm"):
+    with pytest.raises(DataError, match=r"The model has the classes .*dogwood.*but the bags have .*elm"):
         covering_rate_scorer(model, other)
     with pytest.raises(DataError, match="no candidate sets to score against"):
         covering_rate_scorer(model, Bags.from_list(arrays))

@@ -72,12 +72,8 @@ def test_named_features_are_put_in_order_or_refused():
         answer = post(client, json.dumps(turned)).json()["predictions"][0]
         assert answer["probabilities"] == expected.tolist()
         renamed = {**turned, "feature_names": ["other", *names[1:]]}
-        refused(post(client, json.dumps(renamed)), 422, "misses feature 0 and has also other")
-        refused(
-            post(client, json.dumps({**turned, "feature_names": "x"})),
-            422,
-            "list of non-empty strings",
-        )
+        refused(post(client, json.dumps(renamed)), 422, "lacks feature 0 and also has other")
+        refused(post(client, json.dumps({**turned, "feature_names": "x"})), 422, "list of non-empty strings")
 
 
 def test_every_content_type_gives_the_model_s_predictions(client):

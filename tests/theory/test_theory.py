@@ -583,18 +583,18 @@ WEIGHTS = np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0]])
         ((P[0], CANDIDATES, WEIGHTS), r"p has shape \(3,\); give one row per bag"),
         ((P[:0], CANDIDATES[:0], WEIGHTS[:0]), r"p has shape \(0, 3\)"),
         ((P * [[1.0], [1.1]], CANDIDATES, WEIGHTS), "Row 1 of p does not sum to 1; divide it by its sum"),
-        ((P - [[0.0] * 3, [0.3, 0.0, -0.3]], CANDIDATES, WEIGHTS), "Row 1 of p holds a NaN or a negative"),
-        ((P * [[1.0], [math.nan]], CANDIDATES, WEIGHTS), "Row 1 of p holds a NaN or a negative"),
+        ((P - [[0.0] * 3, [0.3, 0.0, -0.3]], CANDIDATES, WEIGHTS), "Row 1 of p has a NaN or a negative"),
+        ((P * [[1.0], [math.nan]], CANDIDATES, WEIGHTS), "Row 1 of p has a NaN or a negative"),
         (
             (P, CANDIDATES[:, :2], WEIGHTS),
             r"candidates is bool of shape \(2, 2\); give booleans of p's shape",
         ),
         ((P, CANDIDATES.astype(int), WEIGHTS), "candidates is int"),
         ((P, CANDIDATES & [[True], [False]], WEIGHTS), "Row 1 of candidates is empty"),
-        ((P, CANDIDATES, WEIGHTS[:1]), r"weights has shape \(1, 3\), which should be \(2, 3\)"),
+        ((P, CANDIDATES, WEIGHTS[:1]), r"weights has shape \(1, 3\), but \(2, 3\) is required"),
         ((P, CANDIDATES, WEIGHTS[:, ::-1]), "Row 0 of weights is positive outside its candidates"),
         ((P, CANDIDATES, WEIGHTS * 0.5), "Row 0 of weights does not sum to 1"),
-        ((P[:, [0, 2, 1]], CANDIDATES, WEIGHTS), "Row 0 of p vanishes where it must be positive"),
+        ((P[:, [0, 2, 1]], CANDIDATES, WEIGHTS), "Row 0 of p is 0 where it must be positive"),
     ],
 )
 def test_bags_that_are_none_are_refused(arguments, sentence):
@@ -604,7 +604,7 @@ def test_bags_that_are_none_are_refused(arguments, sentence):
 
 def test_a_prediction_may_vanish_where_no_weight_is_but_has_no_gradient():
     assert theory.cdl_loss(P, CANDIDATES, WEIGHTS, "cc", 2.0).shape == (2,)
-    with pytest.raises(DataError, match="Row 0 of p vanishes"):
+    with pytest.raises(DataError, match="Row 0 of p is 0"):
         theory.margin_gradient(P, CANDIDATES, "cc")
 
 
@@ -636,7 +636,7 @@ def test_posteriors_and_margins_off_the_candidates_are_refused():
         theory.prediction_margin(P, CANDIDATES, 0, 1)
     with pytest.raises(DataError, match="give labels from 0 to 2"):
         theory.prediction_margin(P, CANDIDATES, 1, -1)
-    with pytest.raises(DataError, match="Row 0 of p gives its candidates nothing"):
+    with pytest.raises(DataError, match="Row 0 of p is 0 on all candidates"):
         theory.prediction_margin(np.array([[1.0, 0.0, 0.0]]), np.array([[False, True, True]]), 1, 2)
     with pytest.raises(DataError, match="deltas has shape"):
         theory.pseudo_label_margin(0.0, np.array([0.1]), np.array([0.5, 0.5]))

@@ -16,7 +16,7 @@ import torch
 from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader
 from mipl.errors import SettingError, StorageError, TrainingError
-from mipl.estimators import CDLClassifier, make_classifier
+from mipl.estimators import CDLClassifier, load, make_classifier
 from mipl.methods import METHODS
 from mipl.seeding import rng_for, seed_for
 from mipl.training.flat import FlatParameters

@@ -44,12 +44,11 @@ ROWS = {  # rows of Table 1: field -> title
 @data_app.command("list")
 def list_(as_json: JsonOpt = False) -> None:
     """List the data sets available by name, and the raw files that each is built from."""
-    from mipl.data.benchmarks import BUILDERS, raw_files, takes_r
-    from mipl.data.catalogue import TABLE1
+    from mipl.data.datasets import DATASETS
 
     rows = [
-        {"name": name, "paper": name in TABLE1, "r": takes_r(name), "raw": raw_files(name)}
-        for name in BUILDERS
+        {"name": name, "paper": dataset.table1 is not None, "r": dataset.takes_r, "raw": dataset.raw_files}
+        for name, dataset in DATASETS.items()
     ]
     if as_json:
         print_json(rows)
@@ -66,13 +65,15 @@ def list_(as_json: JsonOpt = False) -> None:
 @expand_options
 def info(data: DataArg, options: DataOptions, as_json: JsonOpt = False) -> None:
     """Show the characteristics of a data set (the columns of the paper's Table 1) next to the paper's."""
-    from mipl.data.catalogue import characteristics, table1
+    from mipl.data.datasets import find_dataset
+    from mipl.data.statistics import bag_statistics
 
     source = options.source(data)
     bags = source.open()
-    ours = dataclasses.asdict(characteristics(bags))
+    ours = dataclasses.asdict(bag_statistics(bags))
     name = str(bags.provenance.get("dataset", source.name))
-    row = table1(name, int(bags.provenance.get("r", 1)))
+    dataset = find_dataset(name)
+    row = None if dataset is None else dataset.table1_row(int(bags.provenance.get("r", 1)))
     paper = None if row is None else dataclasses.asdict(row)
     if as_json:
         print_json(
@@ -122,17 +123,17 @@ def build(
     as_json: JsonOpt = False,
 ) -> None:
     """Build a data set by name from its raw files, and write it to a file or folder."""
-    from mipl.data.benchmarks import authors_file
-    from mipl.data.benchmarks import build as build_bags
+    from mipl.data.datasets import build as build_bags
+    from mipl.data.datasets import find_dataset
     from mipl.data.images import list_images
     from mipl.data.sources import check_out, save
     from mipl.training.progress import progress_bar
 
     check_out(out)
-    drawn = (
-        raw is not None and name.startswith(("c-", "crc5-")) and not (raw / authors_file(name, 1)).is_file()
-    )
-    images = len(list_images(raw)) if raw is not None and drawn else None
+    dataset = find_dataset(name)
+    images = None  # the number of images to encode, for the progress bar
+    if raw is not None and dataset is not None and dataset.from_images and not dataset.has_authors_file(raw):
+        images = len(list_images(raw))
     with progress_bar(name, images, show=not as_json and images is not None) as report:
         bags = build_bags(name, r, seed, raw, report=report)
     save(bags, out)

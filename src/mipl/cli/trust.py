@@ -216,11 +216,11 @@ def _open_both(
 ) -> tuple[Bags, Bags | None]:
     """Return the bags of DATA to decide on and those of ``--calibrate``, one per group, if it is given."""
     from mipl.calibration.model import check_unseen
-    from mipl.data.benchmarks import BUILDERS
+    from mipl.data.datasets import DATASETS
     from mipl.data.splits import one_per_group, random_split
 
     # -r, --raw and --data-seed belong to DATA, unless only the data set of --calibrate is built by name
-    second_only = data not in BUILDERS and rule.calibrate_on in BUILDERS
+    second_only = data not in DATASETS and rule.calibrate_on in DATASETS
     bags = (options.without_builder() if second_only else options).open(data)
     if rule.calibrate_on is None:
         return bags, None
@@ -229,7 +229,7 @@ def _open_both(
         taken, rest = random_split(bags, fraction, "triage")
         bags, labelled = bags[rest], bags[taken]
     else:
-        by_name = options if rule.calibrate_on in BUILDERS else options.without_builder()
+        by_name = options if rule.calibrate_on in DATASETS else options.without_builder()
         own = dataclasses.replace(by_name, labels=rule.calibrate_labels, skip_missing=False, ignore=None)
         labelled = own.open(rule.calibrate_on)
         check_unseen(classifier, labelled)

@@ -1,4 +1,4 @@
-"""`Bags`: an immutable, ragged store of bags, their candidate sets and what else is known of them."""
+"""`Bags`: an immutable, ragged container of bags with candidate sets, labels and metadata."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mipl.data.candidates import (
+    NO_CANDIDATES,
     BoolArray,
     Classes,
     IntArray,
@@ -24,9 +25,17 @@ from mipl.data.candidates import (
     read_labels,
     read_sets,
 )
+from mipl.data.digest import content_hash
 from mipl.data.features import named_frames
 from mipl.data.lazy import FileArray
-from mipl.data.validation import check_alike, flat_array, instance_array, validate, weight_array
+from mipl.data.validation import (
+    check_alike,
+    flat_array,
+    instance_array,
+    positions_array,
+    validate,
+    weight_array,
+)
 from mipl.errors import DataError
 
 Array = NDArray[Any]
@@ -34,7 +43,7 @@ Array = NDArray[Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bag:
-    """One bag: instances (n, …) and what is known of it; the label is an index into the classes."""
+    """One bag: instances (n, …) with labels and metadata; the label is an index into the classes."""
 
     id: str
     instances: Array  # (n, *feature_shape)
@@ -50,15 +59,15 @@ class Bag:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Bags:
-    """m bags over one flat source of instances, validated once, here.
+    """m bags over one flat array of instances, validated on construction.
 
     A selection (``bags[3:9]``, ``bags[mask]``, ``bags[indices]``) shares the source. Arrays are read-only.
-    The source is an array, or files that are read, and their values checked, when a bag is asked for.
-    Instances of dtype uint8 stand for value/255 (images); every other dtype stands for itself.
+    The source is an array, or files whose values are read and checked when a bag is accessed. Instances of
+    dtype uint8 represent value/255 (images); other dtypes represent themselves.
     """
 
-    source: Array | FileArray  # (rows, *feature_shape); rows of bags outside this selection included
-    starts: IntArray  # (m,) first row of each bag in the source
+    source: Array | FileArray  # (rows, *feature_shape), including bags outside this selection
+    starts: IntArray  # (m,) row of the source at which each bag starts
     sizes: IntArray  # (m,)
     classes: Classes  # k names, or 0 … k−1
     ids: NDArray[np.str_]  # (m,)
@@ -76,7 +85,7 @@ class Bags:
         validate(self)
         self._freeze()
 
-    # ---- making ------------------------------------------------------------------------------------
+    # ---- construction ------------------------------------------------------------------------------
 
     @classmethod
     def from_list(
@@ -95,12 +104,26 @@ class Bags:
         provenance: Mapping[str, Any] | None = None,
         feature_names: Iterable[str] | None = None,
     ) -> Bags:
-        """Make bags from one array (n, …) per bag.
+        """Create bags from one array (n, …) per bag.
 
-        ``candidates``: a 0/1 array (m, k), or per bag an iterable of class indices (int) or names (str).
-        ``labels``: one index or name per bag. ``classes``: the names in column order; without it they are
-        the sorted names, or 0 … k−1, that candidates and labels speak of. ``feature_names``: one per
-        feature; a model refuses other names, and puts another order right. Data frames bring their own.
+        Args:
+            arrays: one array or data frame per bag.
+            candidates: a 0/1 array (m, k), or one iterable of class indices (int) or names (str) per bag.
+            labels: one index or name per bag.
+            classes: the names in column order. The default is the sorted names, or 0 … k−1, that occur in
+                candidates and labels.
+            ids: one per bag; the default is 0 … m−1.
+            instance_labels: one array (n,) of class indices per bag, −1 for none of the classes.
+            coordinates: one array (n, c) per bag.
+            groups: one per bag, for example the patient.
+            weights: initial pseudo-label weights (m, k); the default is uniform over the candidates.
+            missing_truth: allow true labels outside their candidate sets.
+            provenance: where the data come from, as JSON.
+            feature_names: one per feature; the default is the columns of data frames. A model rejects other
+                names and reorders columns that are in another order.
+
+        Raises:
+            DataError: the data are inconsistent; the message names the bag.
         """
         given = list(arrays)
         if not given:
@@ -113,7 +136,7 @@ class Bags:
         parts = [instance_array(array, name) for array, name in zip(given, names, strict=True)]
         check_alike(parts, names)
         if candidates is not None and not is_matrix(candidates):
-            candidates = read_sets(candidates, names)  # an iterable can be read once, and is needed twice
+            candidates = read_sets(candidates, names)  # used twice, but an iterable can be read only once
         labels = None if labels is None else read_labels(labels, names)
         sizes = np.array([len(part) for part in parts], dtype=np.int64)
         known = check_classes(classes) if classes is not None else infer_classes(candidates, labels)
@@ -135,7 +158,7 @@ class Bags:
         )
 
     def with_candidates(self, candidates: Any, *, classes: Iterable[Any] | None = None) -> Bags:
-        """Return the same bags with other candidate sets; labels are kept where the classes are the same."""
+        """Return a copy with other candidate sets; labels are dropped if the classes change."""
         ids = self.ids.tolist()
         if not is_matrix(candidates):
             candidates = read_sets(candidates, ids)
@@ -153,7 +176,7 @@ class Bags:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write these bags as one ``.npz`` file without pickle."""
+        """Write these bags to one ``.npz`` file without pickle."""
         from mipl.data.formats.npz import save_npz
 
         save_npz(self, Path(path))
@@ -162,20 +185,22 @@ class Bags:
     def load(cls, path: str | Path, *, mapped: bool = False) -> Bags:
         """Read an ``.npz`` file written by :meth:`save`.
 
-        ``mapped``: leave the instances (vectors) in the file, and read those of a bag when it is asked for.
+        Args:
+            path: the file.
+            mapped: leave the instances (vectors) in the file and read them when a bag is accessed.
         """
         from mipl.data.formats.npz import load_npz
 
         return load_npz(Path(path), mapped=mapped)
 
-    # ---- reading -----------------------------------------------------------------------------------
+    # ---- access -----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     @property
     def shape(self) -> tuple[int]:
-        """(m,): with it scikit-learn's cross-validation selects bags without copying them."""
+        """(m,), so that scikit-learn's cross-validation selects bags without copying them."""
         return (len(self),)
 
     @property
@@ -189,19 +214,30 @@ class Bags:
         return len(self.classes)
 
     @property
+    def candidate_sets(self) -> BoolArray:
+        """The candidate sets (m, k), for code that requires them.
+
+        Raises:
+            DataError: the bags have no candidate sets.
+        """
+        if self.candidates is None:
+            raise DataError(NO_CANDIDATES)
+        return self.candidates
+
+    @property
     def offsets(self) -> IntArray:
-        """(m + 1,) bag i is rows offsets[i] … offsets[i + 1] of :attr:`instances`."""
+        """(m + 1,): bag i is the rows offsets[i] to offsets[i + 1] of :attr:`instances`."""
         return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.sizes)])
 
     @property
     def instances(self) -> Array:
-        """(total, *feature_shape) the instances of these bags, in order; a copy unless that is the source."""
+        """The instances of all bags in order (total, *feature_shape): the source if possible, or a copy."""
         if isinstance(self.source, np.ndarray) and self._packed():
             return self.source
         return self.source[self.rows()]
 
     def rows(self, index: Array | None = None) -> IntArray:
-        """Return the source's rows of the bags at ``index`` (default all), bag after bag."""
+        """Return the rows of the source that belong to the bags at ``index`` (default all), in order."""
         which = slice(None) if index is None else index
         starts, sizes = self.starts[which], self.sizes[which]
         rows: IntArray = np.arange(sizes.sum()) + np.repeat(starts - _starts(sizes), sizes)
@@ -212,7 +248,7 @@ class Bags:
     @overload
     def __getitem__(self, key: Any) -> Bags: ...
     def __getitem__(self, key: Any) -> Bag | Bags:
-        """Return one bag for an integer; bags for a slice, a mask (m,) or an index array."""
+        """Return one `Bag` for an integer, `Bags` for a slice, a mask (m,) or an index array."""
         if isinstance(key, tuple) and len(key) == 2 and key[1] is Ellipsis:
             key = key[0]  # scikit-learn writes bags[index, ...]
         if isinstance(key, slice):
@@ -234,19 +270,15 @@ class Bags:
     def keep_instances(
         self, kept: Sequence[IntArray], *, provenance: Mapping[str, Any] | None = None
     ) -> Bags:
-        """Return bags with only the instances ``kept[i]`` (positions within the bag) of bag i, as a copy."""
+        """Return a copy in which bag i has only the instances at the positions ``kept[i]`` within it."""
         if len(kept) != len(self):
-            raise DataError(f"There are instances to keep of {len(kept)} bags, but {len(self)} bags.")
-        rows = [np.zeros(0, dtype=np.int64)]  # no bag at all: no row
-        for bag, start, size, keep in zip(self.ids, self.starts, self.sizes, kept, strict=True):
-            places = np.asarray(keep)
-            if places.ndim != 1 or places.dtype.kind not in "iu" or ((places < 0) | (places >= size)).any():
-                raise DataError(
-                    f"Bag '{bag}' has {size} instances: keep at least one, by places from 0 to {size - 1}."
-                )
-            rows.append(start + places.astype(np.int64))
-        sizes = np.array([len(part) for part in rows[1:]], dtype=np.int64)
-        source_rows = np.concatenate(rows)
+            raise DataError(f"Positions are given for {len(kept)} bags, but there are {len(self)} bags.")
+        parts = [
+            start + positions_array(positions, int(size), bag)
+            for bag, start, size, positions in zip(self.ids, self.starts, self.sizes, kept, strict=True)
+        ]
+        sizes = np.array([len(part) for part in parts], dtype=np.int64)
+        source_rows = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
         return dataclasses.replace(
             self,
             source=self.source[source_rows],
@@ -258,7 +290,7 @@ class Bags:
         )
 
     def packed(self) -> Bags:
-        """Return the same bags over an array in memory that holds just their instances, in order."""
+        """Return the same bags over an array in memory with just their instances, in order."""
         if isinstance(self.source, np.ndarray) and self._packed():
             return self
         return self.keep_instances([np.arange(size) for size in self.sizes])
@@ -266,7 +298,7 @@ class Bags:
     def blocks(self, rows: int = 8192) -> Iterator[Array]:
         """Yield the instances of these bags in order, at most ``rows`` (n, *feature_shape) at a time."""
         ends = self.starts + self.sizes
-        breaks = np.flatnonzero(self.starts[1:] != ends[:-1]) + 1  # bags that do not follow each other
+        breaks = np.flatnonzero(self.starts[1:] != ends[:-1]) + 1  # bags not adjacent in the source
         for part in np.split(np.arange(len(self)), breaks):
             if len(part):
                 first, last = int(self.starts[part[0]]), int(ends[part[-1]])
@@ -277,8 +309,10 @@ class Bags:
         """Return a hash of everything that can change the result of a run on these bags.
 
         It covers :meth:`content_digest`, the ids, the groups and ``missing_truth``: splits depend on groups,
-        and split files and reports on ids. Instance labels, coordinates and names of features are not in it.
-        ``visit`` is that of :meth:`content_digest`.
+        and split files and reports on ids. It does not cover instance labels, coordinates and feature names.
+
+        Args:
+            visit: see :meth:`content_digest`.
         """
         content = self.content_digest(visit)
         groups = None if self.groups is None else self.groups.tolist()
@@ -288,28 +322,17 @@ class Bags:
     def content_digest(self, visit: Callable[[Array], None] | None = None) -> str:
         """Return a hash of instances, sizes, candidate sets, labels, weights and classes.
 
-        Bags with other ids or groups have the same one: it tells whether a model has seen these bags.
-        ``visit`` receives the instances block by block, so that data too large for memory are read once for
-        both. The hash is cached, and without ``visit`` nothing is read again.
+        Ids and groups do not change it, so it tells whether a model was trained on these bags. The hash is
+        cached.
+
+        Args:
+            visit: called with each block of instances, so that data larger than memory are read only once.
         """
         known: str | None = self.__dict__.get("_content_digest")
         if known is None or visit is not None:
-            known = self._hash(visit)
+            known = content_hash(self, visit)
             object.__setattr__(self, "_content_digest", known)
         return known
-
-    def _hash(self, visit: Callable[[Array], None] | None) -> str:
-        state = hashlib.blake2b(digest_size=16)
-        state.update(json.dumps([list(self.classes), self.feature_shape, str(self.source.dtype)]).encode())
-        state.update(str((int(self.sizes.sum()), *self.feature_shape)).encode())
-        for block in self.blocks():
-            state.update(np.ascontiguousarray(block).data)
-            if visit is not None:
-                visit(block)
-        for array in (self.sizes, self.candidates, self.labels, self.weights):
-            state.update(str(None if array is None else array.shape).encode())
-            state.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
-        return state.hexdigest()
 
     def __repr__(self) -> str:
         if not len(self):
@@ -317,13 +340,13 @@ class Bags:
         feature = "×".join(str(side) for side in self.feature_shape)
         text = (
             f"Bags({len(self):,} bags, {int(self.sizes.sum()):,} instances "
-            f"({self.sizes.min()}–{self.sizes.max()} a bag) of {feature} features, {self.k} classes"
+            f"({self.sizes.min()}–{self.sizes.max()} per bag) of {feature} features, {self.k} classes"
         )
         if self.candidates is not None:
-            text += f", {self.candidates.sum(axis=1).mean():.2f} candidates a bag"
+            text += f", {self.candidates.sum(axis=1).mean():.2f} candidates per bag"
         return text + (", labelled)" if self.labels is not None else ", no labels)")
 
-    # ---- inside ------------------------------------------------------------------------------------
+    # ---- internals ----------------------------------------------------------------------------------
 
     def _packed(self) -> bool:
         return len(self.source) == self.sizes.sum() and np.array_equal(self.starts, _starts(self.sizes))
@@ -341,7 +364,7 @@ class Bags:
         )
 
     def _select(self, index: IntArray) -> Bags:
-        # Already validated: a selection skips __post_init__ and its pass over the instances.
+        # Already validated: skip __post_init__ and its pass over the instances.
         selected = object.__new__(Bags)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -368,7 +391,7 @@ PER_BAG = ("starts", "sizes", "ids", "candidates", "labels", "groups", "weights"
 
 
 def as_bags(bags: Any, candidates: Any = None) -> Bags:
-    """Return ``bags`` as `Bags`: themselves, an ``.npz`` by its path, a list of arrays or of `Bag`."""
+    """Convert `Bags`, the path of an ``.npz`` file, or a list of arrays or of `Bag` to `Bags`."""
     if isinstance(bags, (str, Path)):
         bags = Bags.load(bags)
     if isinstance(bags, Bags):
@@ -376,7 +399,7 @@ def as_bags(bags: Any, candidates: Any = None) -> Bags:
     if getattr(bags, "ndim", 0) == 2:
         raise DataError("A single array of instances was given: put each bag's array in a list, [array].")
     if not isinstance(bags, Iterable):
-        raise DataError(f"Bags are expected, or a list of arrays, not {bags!r}.")
+        raise DataError(f"Expected Bags or a list of arrays, not {bags!r}.")
     items = list(bags)
     if items and all(isinstance(item, Bag) for item in items):
         return Bags.from_list([bag.instances for bag in items], candidates, ids=[bag.id for bag in items])

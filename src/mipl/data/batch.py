@@ -1,4 +1,4 @@
-"""Ragged mini-batches: the instances of several bags one after the other, never padded."""
+"""Ragged mini-batches: the instances of several bags concatenated, without padding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mipl.data.bags import Bags
-from mipl.data.candidates import IntArray
+from mipl.data.candidates import NO_CANDIDATES, IntArray
+from mipl.errors import DataError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,45 +23,59 @@ class BagBatch:
 
     instances: Tensor  # (N, *feature_shape) float32
     sizes: Tensor  # (b,) int64
-    index: Tensor  # (b,) int64, the bags' places in the loader's share
+    index: Tensor  # (b,) int64, positions of the bags in the loader's shard
     candidates: Tensor | None = None  # (b, k) bool
-    step: int = 0  # bags of this step on all processes
-    mask: Tensor | None = None  # (members, b) 1 where a member of an ensemble learns from the bag, else 0
+    step: int = 0  # bags in this step over all processes
+    mask: Tensor | None = None  # (members, b) 1 where an ensemble member trains on the bag, else 0
+
+    @property
+    def candidate_sets(self) -> Tensor:
+        """The candidate sets (b, k), for code that requires them.
+
+        Raises:
+            DataError: the bags have no candidate sets.
+        """
+        if self.candidates is None:
+            raise DataError(NO_CANDIDATES)
+        return self.candidates
 
 
 class BagLoader:
-    """Turns `Bags` into batches on a device; the only door from stored bags to tensors.
+    """Converts `Bags` to batches on a device.
 
-    ``share`` (rank, processes): with several processes, bag i is that of process i mod processes, which
-    alone reads it; its place in the share is i // processes.
+    Args:
+        bags: the bags; uint8 instances become value/255.
+        device: where the tensors are.
+        shard: (rank, processes). Of several processes, process i mod ``processes`` reads bag i, at position
+            i // ``processes`` of its shard.
     """
 
-    AHEAD = 256  # bags whose rows are looked up together
+    PREFETCH = 256  # bags whose rows are looked up together
 
     def __init__(
-        self, bags: Bags, device: torch.device | str = "cpu", share: tuple[int, int] = (0, 1)
+        self, bags: Bags, device: torch.device | str = "cpu", shard: tuple[int, int] = (0, 1)
     ) -> None:
         self.bags = bags
         self.device = torch.device(device)
-        self.share = share
-        self._candidates = None if bags.candidates is None else self.mine(bags.candidates)
+        self.shard = shard
+        self._candidates = None if bags.candidates is None else self.local_rows(bags.candidates)
 
-    def mine(self, rows: NDArray[Any]) -> Tensor:
-        """Return this process's rows of an array with one row a bag, on the device."""
-        rank, processes = self.share
-        return torch.tensor(rows[rank::processes], device=self.device)
+    def local_rows(self, array: NDArray[Any]) -> Tensor:
+        """Return this process's rows of an array with one row per bag, on the device."""
+        rank, processes = self.shard
+        return torch.tensor(array[rank::processes], device=self.device)
 
     def batch(self, index: IntArray) -> BagBatch:
-        """Return the bags at ``index`` as one batch; uint8 instances become value/255."""
+        """Return the bags at ``index`` as one batch."""
         return self._batch(index, self.bags.rows(index), self.bags.sizes[index], len(index))
 
     def _batch(self, index: IntArray, rows: IntArray, sizes: IntArray, step: int) -> BagBatch:
-        where = torch.from_numpy(index // self.share[1]).to(self.device)
+        position = torch.from_numpy(index // self.shard[1]).to(self.device)
         return BagBatch(
             instances=self.read(rows),
             sizes=torch.from_numpy(sizes).to(self.device),
-            index=where,
-            candidates=None if self._candidates is None else self._candidates[where],
+            index=position,
+            candidates=None if self._candidates is None else self._candidates[position],
             step=step,
         )
 
@@ -72,14 +87,18 @@ class BagLoader:
         return instances.div_(255.0) if source.dtype == np.uint8 else instances
 
     def epoch(self, batch_size: int, rng: np.random.Generator, drop: float = 0.0) -> Iterator[BagBatch]:
-        """Yield every bag once, shuffled, ``batch_size`` a batch, without a random share of its instances.
+        """Yield every bag once in shuffled order.
 
-        Of a bag the instance with the largest draw stays whatever the share, so that none is empty. With
-        several processes each gets its own bags of every batch, and perhaps none. Where instances are in
-        files the next batch is read while this one is worked on.
+        If the instances are in files, the next batch is read while the current one is in use. With several
+        processes, each gets the bags of its shard of every batch, possibly none.
+
+        Args:
+            batch_size: bags per batch.
+            rng: shuffles the bags and draws the dropped instances.
+            drop: fraction of the instances to drop at random. One instance per bag is never dropped.
         """
         batches = self._shuffled(batch_size, rng, drop)
-        if type(self.bags.source) is np.ndarray:  # neither mapped nor in other files
+        if type(self.bags.source) is np.ndarray:  # in memory, neither memory-mapped nor in files
             yield from batches
             return
         with ThreadPoolExecutor(1) as reader:
@@ -89,10 +108,10 @@ class BagLoader:
                 yield batch
 
     def _shuffled(self, batch_size: int, rng: np.random.Generator, drop: float) -> Iterator[BagBatch]:
-        rank, processes = self.share
+        rank, processes = self.shard
         order = rng.permutation(len(self.bags))
-        block = batch_size * max(1, self.AHEAD // batch_size)
-        for begin in range(0, len(order), block):  # the rows of some hundred bags at once: fewer calls
+        block = batch_size * max(1, self.PREFETCH // batch_size)
+        for begin in range(0, len(order), block):  # the rows of many bags in one call
             index = order[begin : begin + block]
             rows, sizes = self.bags.rows(index), self.bags.sizes[index]
             if drop:
@@ -102,19 +121,22 @@ class BagLoader:
                 kept = (draw >= drop) | (draw == np.repeat(largest, sizes))
                 rows, sizes = rows[kept], np.add.reduceat(kept, starts, dtype=np.int64)
             steps = [len(index[first : first + batch_size]) for first in range(0, len(index), batch_size)]
-            own = np.concatenate([[0], np.cumsum(index % processes == rank)])  # own bags before each bag
+            local = index % processes == rank
+            before = np.concatenate([[0], np.cumsum(local)])  # this shard's bags before each bag
             if processes > 1:
-                rows = rows[np.repeat(index % processes == rank, sizes)]
-                index, sizes = index[index % processes == rank], sizes[index % processes == rank]
+                rows = rows[np.repeat(local, sizes)]
+                index, sizes = index[local], sizes[local]
             ends = np.concatenate([[0], np.cumsum(sizes)])
             for first, step in zip(range(0, sum(steps), batch_size), steps, strict=True):
-                part = slice(own[first], own[first + step])
+                part = slice(before[first], before[first + step])
                 yield self._batch(index[part], rows[ends[part.start] : ends[part.stop]], sizes[part], step)
 
     def in_order(self, instances: int = 8192, *, stored: int | None = None) -> Iterator[BagBatch]:
-        """Yield every bag once, in order, about ``instances`` a batch and at least one bag.
+        """Yield every bag once in order.
 
-        Batches of more than ``stored`` instances have `StoredRows` in place of a tensor.
+        Args:
+            instances: approximate number of instances per batch; a batch has at least one bag.
+            stored: batches with more instances than this have `StoredRows` in place of a tensor.
         """
         group = (self.bags.offsets[1:] - 1) // instances
         for part in np.split(np.arange(len(self.bags)), np.flatnonzero(np.diff(group)) + 1):
@@ -134,12 +156,12 @@ class BagLoader:
 
 
 class StoredRows:
-    """Instances (N, *feature_shape) that become tensors a part at a time, as often as they are asked for."""
+    """Instances (N, *feature_shape) that are read as tensors in parts, on each iteration."""
 
     def __init__(self, loader: BagLoader, rows: IntArray) -> None:
         self._loader, self._rows = loader, rows
 
     def parts(self, instances: int) -> Iterator[Tensor]:
-        """Yield them in order, ``instances`` a part."""
+        """Yield them in order, ``instances`` per part."""
         for first in range(0, len(self._rows), instances):
             yield self._loader.read(self._rows[first : first + instances])

@@ -1,4 +1,4 @@
-"""Candidate sets: read from what users write, or drawn around known labels."""
+"""Candidate sets: parsed from user input, or drawn around known labels."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ from mipl.seeding import rng_for
 Classes = tuple[str | int, ...]  # k distinct names, or 0 … k−1
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
-MOST_CLASSES = 10_000  # that indices alone may stand for: more is a year or an id taken for a class
+MOST_CLASSES = 10_000  # as indices: a larger one is probably a year or an id taken for a class
+NO_CANDIDATES = (
+    "The bags have no candidate sets: add a column 'candidates', or give --labels FILE "
+    "(in Python: y=candidates)."
+)
 
 
 def is_matrix(candidates: Any) -> bool:
-    """Tell a 0/1 matrix (a two-dimensional array) from one iterable of classes per bag."""
+    """Whether candidates are a 0/1 matrix (a two-dimensional array), not one iterable per bag."""
     return getattr(candidates, "ndim", 0) == 2
 
 
 def read_sets(candidates: Any, ids: Sequence[str]) -> list[list[str | int]]:
-    """Return one list of names (str) or indices (int) per bag, from any iterables; they are read once."""
+    """Return one list of names (str) or indices (int) per bag; iterables are read once."""
     if isinstance(candidates, (str, bytes)) or not isinstance(candidates, Iterable):
         raise DataError(
-            f"The candidates are {candidates!r}: give a 0/1 array, or for each bag its classes in a list."
+            f"The candidates are {candidates!r}: give a 0/1 array, or one list of classes per bag."
         )
     sets = []
     for position, entries in enumerate(candidates):
         bag = ids[position] if position < len(ids) else str(position)
-        # A bare name or index is a set of one; a str is iterable, but never a set of letters.
+        # A single name or index is a set of one; a str is iterable, but is never a set of letters.
         single = isinstance(entries, (str, bytes)) or not isinstance(entries, Iterable)
         single = single or getattr(entries, "ndim", 1) == 0
         sets.append([_plain(entry, bag) for entry in ([entries] if single else entries)])
@@ -39,16 +43,16 @@ def read_sets(candidates: Any, ids: Sequence[str]) -> list[list[str | int]]:
         raise DataError(f"There are {len(sets)} candidate sets for {len(ids)} bags: give one for each bag.")
     if any(len(set(entries)) < len(entries) for entries in sets) and set().union(*sets) <= {0, 1}:
         raise DataError(
-            "The candidates look like a 0/1 matrix written as lists, but a list holds class indices: "
+            "The candidates look like a 0/1 matrix written as lists, but lists are read as class indices: "
             "pass np.array(candidates)."
         )
     return sets
 
 
 def read_labels(labels: Any, ids: Sequence[str]) -> list[str | int]:
-    """Return one name (str) or index (int) per bag, from any iterable; it is read once."""
+    """Return one name (str) or index (int) per bag; an iterable is read once."""
     if isinstance(labels, (str, bytes)) or not isinstance(labels, Iterable):
-        raise DataError(f"The labels are {labels!r}: give a list with one class for each bag.")
+        raise DataError(f"The labels are {labels!r}: give a list with one class per bag.")
     given = list(labels)
     if len(given) != len(ids):
         raise DataError(
@@ -58,14 +62,14 @@ def read_labels(labels: Any, ids: Sequence[str]) -> list[str | int]:
 
 
 def infer_classes(candidates: Any, labels: Iterable[str | int] | None) -> Classes:
-    """Return the classes that read candidates and labels speak of: names sorted, or ``0 … k−1``."""
+    """Return the classes that occur in parsed candidates and labels: sorted names, or ``0 … k−1``."""
     entries: set[str | int] = set(labels) if labels is not None else set()
     if candidates is not None and not is_matrix(candidates):
         entries = entries.union(*candidates)
     names = {entry for entry in entries if isinstance(entry, str)}
     if names and names != entries:
         raise DataError(
-            "Class names and class indices are mixed: write every class as a name, or every one as an index."
+            "Class names and class indices are mixed: give all classes as names, or all as indices."
         )
     if is_matrix(candidates):
         if names:
@@ -78,7 +82,7 @@ def infer_classes(candidates: Any, labels: Iterable[str | int] | None) -> Classe
     largest = max((int(entry) for entry in entries), default=-1)
     if largest >= MOST_CLASSES:
         raise DataError(
-            f"The class {largest} as an index means {largest + 1} classes: write classes as names (str), "
+            f"The class {largest} as an index means {largest + 1} classes: give classes as names (str), "
             "or pass classes=…."
         )
     return tuple(range(largest + 1))
@@ -90,27 +94,27 @@ def check_classes(classes: Iterable[Any]) -> Classes:
         raise DataError(f"The classes are {classes!r}: give a list of names in column order.")
     entries = tuple(_plain(entry) for entry in classes)
     if len(set(entries)) != len(entries):
-        twice = next(entry for entry in entries if entries.count(entry) > 1)
-        raise DataError(f"The class {twice!r} is named twice: class names must be distinct.")
+        duplicate = next(entry for entry in entries if entries.count(entry) > 1)
+        raise DataError(f"The class {duplicate!r} is named twice: class names must be distinct.")
     if all(isinstance(entry, str) for entry in entries):
         return entries
     if entries == tuple(range(len(entries))):
         return entries
     raise DataError(
         f"The classes {list(entries)} are neither names nor 0 … {len(entries) - 1}: "
-        "write them as strings, since a whole number means an index."
+        "give them as strings, since an integer means an index."
     )
 
 
 def candidate_matrix(candidates: Any, classes: Classes, ids: Sequence[str]) -> BoolArray:
-    """Return the candidate matrix (m, k) from a 0/1 matrix or one iterable of classes per bag."""
+    """Return the candidate matrix (m, k) of a 0/1 matrix or of one iterable of classes per bag."""
     m, k = len(ids), len(classes)
     if is_matrix(candidates):
         values = np.asarray(candidates)
         if np.ma.isMaskedArray(candidates) and np.ma.getmaskarray(candidates).any():
             row = int(np.flatnonzero(np.ma.getmaskarray(candidates).any(axis=1))[0])
             raise DataError(
-                f"The candidate matrix has a masked value in row {row}: fill it in (array.filled(0))."
+                f"The candidate matrix has a masked value in row {row}: fill it (array.filled(0))."
             )
         if values.shape != (m, k):
             raise DataError(
@@ -120,7 +124,7 @@ def candidate_matrix(candidates: Any, classes: Classes, ids: Sequence[str]) -> B
         if values.dtype != np.bool_ and not np.isin(values, (0, 1)).all():
             row = int(np.flatnonzero(~np.isin(values, (0, 1)).all(axis=1))[0])
             raise DataError(
-                f"The candidate matrix holds something other than 0 and 1 in the row of bag '{ids[row]}'."
+                f"The candidate matrix has something other than 0 and 1 in the row of bag '{ids[row]}'."
             )
         return values.astype(np.bool_)
     matrix = np.zeros((m, k), dtype=np.bool_)
@@ -131,13 +135,13 @@ def candidate_matrix(candidates: Any, classes: Classes, ids: Sequence[str]) -> B
 
 
 def label_array(labels: Any, classes: Classes, ids: Sequence[str]) -> IntArray:
-    """Return labels (m,) as indices into ``classes`` from indices or names."""
+    """Return labels (m,), given as indices or names, as indices into ``classes``."""
     entries = zip(read_labels(labels, ids), ids, strict=True)
     return np.array([class_index(entry, classes, bag) for entry, bag in entries], dtype=np.int64)
 
 
 def class_index(entry: Any, classes: Classes, bag: str) -> int:
-    """Return the column of a class given by name (str) or index (int)."""
+    """Return the column of a class, given by name (str) or index (int)."""
     entry = _plain(entry, bag)
     if isinstance(entry, str):
         if entry in classes:
@@ -151,18 +155,18 @@ def class_index(entry: Any, classes: Classes, bag: str) -> int:
 
 
 def add_false_positives(labels: IntArray, k: int, r: int, *seed: str | int) -> BoolArray:
-    """Return candidate sets (m, k): the true label and ``r`` others drawn uniformly without repetition."""
+    """Return candidate sets (m, k): the true label and ``r`` others, drawn uniformly without replacement."""
     if not 0 <= r < k:
         raise DataError(
             f"r = {r} false positives cannot be drawn for {k} classes: r must be from 0 to {k - 1}."
         )
     draw = rng_for("candidates", r, *seed).random((len(labels), k))
-    draw[np.arange(len(labels)), labels] = -1.0  # the true label always comes first
+    draw[np.arange(len(labels)), labels] = -1.0  # the true label always ranks first
     return np.argsort(np.argsort(draw, axis=1), axis=1) <= r
 
 
 def add_confusable(labels: IntArray, confusion: NDArray[np.float64], *seed: str | int) -> BoolArray:
-    """Return candidate sets (m, k): the true label y, and each other label j with chance confusion[y, j]."""
+    """Return candidate sets (m, k): the true y, and each other label j with probability confusion[y, j]."""
     draw = rng_for("confusable", *seed).random((len(labels), len(confusion)))
     candidates: BoolArray = draw < confusion[labels]
     candidates[np.arange(len(labels)), labels] = True
@@ -170,7 +174,7 @@ def add_confusable(labels: IntArray, confusion: NDArray[np.float64], *seed: str 
 
 
 def _plain(entry: Any, bag: str | None = None) -> str | int:
-    """Return a NumPy or torch scalar as the str or int it stands for."""
+    """Return a NumPy or torch scalar as a str or int."""
     if isinstance(entry, str):
         return str(entry)
     value = entry.item() if getattr(entry, "shape", None) == () else entry

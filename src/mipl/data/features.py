@@ -1,4 +1,4 @@
-"""The names of features: another order of columns is put right, other names are refused."""
+"""Feature names: columns in another order are reordered, other names are rejected."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def named_frames(arrays: list[Any], ids: Sequence[str]) -> tuple[list[Any], tuple[str, ...] | None]:
-    """Return arrays whose columns have one order, and their names if every array is a data frame.
+    """Return arrays with the columns in one order, and their names if every array is a data frame.
 
     Args:
         arrays: one per bag; those with ``columns`` (pandas) have named features.
-        ids: one per bag, for messages.
+        ids: one per bag, for error messages.
 
     Raises:
         DataError: a frame has other columns than the first, or only some of the bags are frames.
@@ -29,20 +29,20 @@ def named_frames(arrays: list[Any], ids: Sequence[str]) -> tuple[list[Any], tupl
         return arrays, None
     if not all(frames):
         raise DataError(
-            f"Bag '{ids[frames.index(False)]}' has no names of columns, but bag '{ids[frames.index(True)]}' "
+            f"Bag '{ids[frames.index(False)]}' has no column names, but bag '{ids[frames.index(True)]}' "
             "is a data frame: give every bag as a frame, or none."
         )
     columns = list(arrays[0].columns)
     names = tuple(map(str, columns))
     if len(set(names)) != len(names):
-        raise DataError(f"Bag '{ids[0]}' names a column twice ({listed(names)}): rename one of them.")
+        raise DataError(f"Bag '{ids[0]}' has two columns of one name ({listed(names)}): rename one of them.")
     for array, bag in zip(arrays, ids, strict=True):
         _check_same(tuple(map(str, array.columns)), names, f"Bag '{bag}'", f"bag '{ids[0]}'")
     return [array[columns] for array in arrays], names
 
 
 def aligned(bags: Bags, names: Sequence[str] | None) -> Bags:
-    """Return the bags with their features in the order of ``names``; without names on both sides, as given.
+    """Return the bags with their features in the order of ``names``, or unchanged if either has no names.
 
     Raises:
         DataError: a name is missing, or is not among ``names``.
@@ -51,8 +51,8 @@ def aligned(bags: Bags, names: Sequence[str] | None) -> Bags:
     if own is None or wanted is None or own == wanted:
         return bags
     _check_same(own, wanted, "The data", "the model")
-    place = {name: j for j, name in enumerate(own)}
-    order = np.array([place[name] for name in wanted])
+    position = {name: j for j, name in enumerate(own)}
+    order = np.array([position[name] for name in wanted])
     if isinstance(bags.source, np.ndarray):
         source: Any = np.take(bags.source, order, axis=1)
     else:
@@ -65,16 +65,16 @@ def _check_same(own: tuple[str, ...], wanted: tuple[str, ...], who: str, whose: 
     missing = [name for name in wanted if name not in here]
     other = [name for name in own if name not in there]
     if missing or other:
-        parts = [f"misses {listed(missing)}"] * bool(missing) + [f"has also {listed(other)}"] * bool(other)
+        parts = [f"lacks {listed(missing)}"] * bool(missing) + [f"also has {listed(other)}"] * bool(other)
         raise DataError(
             f"{who} does not have the features of {whose}: it {' and '.join(parts)}; name the columns as "
-            "there, and leave out those that are no features (--ignore COLUMN)."
+            "there, and leave out those that are not features (--ignore COLUMN)."
         )
 
 
 def names_in(meta: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the names of features that the metadata of a file of bags hold, if there are any."""
+    """Return the feature names in the metadata of a file of bags, if there are any."""
     names = meta.get("feature_names")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise DataError("The names of the features are not a list of texts: write the file again.")
+        raise DataError("The feature names are not a list of strings: write the file again.")
     return None if names is None else tuple(names)

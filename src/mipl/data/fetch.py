@@ -1,4 +1,7 @@
-"""Fetch the authors' files: resumed where a download stopped, checked, and never half there."""
+"""Download the authors' files, with resumption and checksums.
+
+Not by pooch: it cannot resume a download, and knows no checksums of git.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,24 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from mipl.data.benchmarks import AUTHORS, authors_file
+from mipl.data.datasets import DATASETS
 from mipl.errors import SettingError, StorageError, suggest
 from mipl.files import atomic_file
 
 PAGE = "http://palm.seu.edu.cn/zhangml/Resources.htm#MIPL_data"
 REPOSITORY = "https://raw.githubusercontent.com/tangw-seu/MIPLMA/main/data/MNIST_MIPL"
-GIT_BLOBS = {  # of the files in that repository; of the authors' other files no checksum is known
+GIT_BLOBS = {  # git's checksums of the files in that repository; for the other files none is known
     "MNIST_MIPL_r1.mat": "97dad3c7b1d6ca992fc1162d88742b1a95d7eed9",
     "MNIST_MIPL_r2.mat": "999c450d7ea4edd2b368d226111be15da287c0e5",
     "MNIST_MIPL_r3.mat": "c1b25b440f23bd7c27c52ba3455cc96de5098f73",
 }
 CHECKSUMS = "checksums.json"
-Report = Callable[[int, int | None], None]  # (bytes so far, bytes in all if known)
+Report = Callable[[int, int | None], None]  # called with the bytes so far, and the total if it is known
 
 
 @dataclasses.dataclass(frozen=True)
 class Fetched:
-    """A file that is whole, its SHA-256, and whether there was something to check it against."""
+    """A complete file, its SHA-256, and whether it was verified by a known checksum."""
 
     path: Path
     sha256: str
@@ -37,14 +40,26 @@ class Fetched:
 def fetch(
     name: str, r: int, folder: Path, *, url: str | None = None, report: Report | None = None
 ) -> Fetched:
-    """Put the authors' file of a data set into ``folder``; a file already there is only checked.
+    """Download the authors' file of a data set; a file that exists is only verified.
 
-    It is checked against the known checksum, or else against the one recorded in ``checksums.json`` when the
-    file was first fetched into this folder.
+    It is verified by the known checksum, or else by the one that was recorded in ``checksums.json`` at the
+    first download into this folder.
+
+    Args:
+        name: the data set.
+        r: false positives, for data sets with one file per r.
+        folder: where to put the file.
+        url: the address; it is required for files whose address is not known.
+        report: called with the progress.
+
+    Raises:
+        SettingError: the authors have no such file, or its address is not known.
+        StorageError: the download fails, or the checksum is wrong.
     """
-    if name not in AUTHORS:
-        raise SettingError(f"The authors have no data set '{name}'.{suggest(name, AUTHORS)}")
-    file = authors_file(name, r)
+    known = {each.name for each in DATASETS.values() if each.authors_name is not None}
+    file = DATASETS[name].authors_file(r) if name in DATASETS else None
+    if file is None:
+        raise SettingError(f"The authors have no data set '{name}'.{suggest(name, known)}")
     if url is None:
         if file not in GIT_BLOBS:
             raise SettingError(
@@ -62,38 +77,40 @@ def fetch(
             raise StorageError(f"{url} answers {error.code} {error.reason}: is the address right?") from error
         except OSError as error:  # a lost connection, a full disk
             raise StorageError(
-                f"{url} could not be fetched: {getattr(error, 'reason', None) or error}; "
-                f"what has come is kept in {part}, and the same command goes on from there."
+                f"{url} could not be downloaded: {getattr(error, 'reason', None) or error}; "
+                f"the part so far is saved in {part}, and the same command resumes it."
             ) from error
-    return _check(path, part if not path.is_file() else path, file)
+    return _verify(path, path if path.is_file() else part)
 
 
-def _check(path: Path, arrived: Path, file: str) -> Fetched:
+def _verify(path: Path, downloaded: Path) -> Fetched:
+    """Verify the checksum of a download, and rename it to ``path``."""
+    file = path.name
     sha256, blob = hashlib.sha256(), hashlib.sha1(usedforsecurity=False)
-    blob.update(b"blob %d\0" % arrived.stat().st_size)
-    with arrived.open("rb") as stream:
+    blob.update(b"blob %d\0" % downloaded.stat().st_size)
+    with downloaded.open("rb") as stream:
         while block := stream.read(1 << 20):
             sha256.update(block)
             blob.update(block)
     record = path.parent / CHECKSUMS
-    known = _read(record)
+    known = _read_json(record)
     expected, got = (
         (GIT_BLOBS[file], blob.hexdigest()) if file in GIT_BLOBS else (known.get(file), sha256.hexdigest())
     )
     if expected is not None and expected != got:
-        if arrived != path:
-            _forget(arrived)
+        if downloaded != path:
+            _delete(downloaded)
         raise StorageError(
             f"{path} has the checksum {got}, not {expected}: "
             + (
-                "what came is deleted, fetch it again."
-                if arrived != path
-                else "delete it and fetch it again."
+                "the download is deleted, start it again."
+                if downloaded != path
+                else "delete it and download it again."
             )
         )
-    if arrived != path:
-        arrived.replace(path)
-        _forget(arrived)
+    if downloaded != path:
+        downloaded.replace(path)
+        _delete(downloaded)
     if file not in GIT_BLOBS and file not in known:
         with atomic_file(record) as temporary:
             temporary.write_text(json.dumps({**known, file: got}, indent=2) + "\n", encoding="utf-8")
@@ -101,26 +118,26 @@ def _check(path: Path, arrived: Path, file: str) -> Fetched:
 
 
 def _download(url: str, part: Path, report: Report | None) -> None:
-    """Bring ``part`` to the whole length, going on where it stands if the server's file is still the same."""
+    """Complete ``part``, resuming it if the file on the server has not changed."""
     stamp = part.with_name(f"{part.name}.json")
     have = part.stat().st_size if part.is_file() else 0
-    version = _read(stamp).get("version", "")
+    version = _read_json(stamp).get("version", "")
     headers = {"Range": f"bytes={have}-", "If-Range": version} if have and version else {}
     request = urllib.request.Request(url, headers={"User-Agent": "mipl", **headers})
     try:
         answer = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
-        if error.code != 416:  # asked for bytes after the end: the file is whole already
+        if error.code != 416:  # no bytes after the end: the part is complete
             raise
         return
     with answer:
-        more = answer.status == 206
-        have = have if more else 0
+        resumed = answer.status == 206
+        have = have if resumed else 0
         length = answer.headers.get("Content-Length")
         total = have + int(length) if length else None
         version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
         stamp.write_text(json.dumps({"version": version}), encoding="utf-8")
-        with part.open("ab" if more else "wb") as file:
+        with part.open("ab" if resumed else "wb") as file:
             while block := answer.read(1 << 16):
                 file.write(block)
                 have += len(block)
@@ -130,12 +147,12 @@ def _download(url: str, part: Path, report: Report | None) -> None:
         raise OSError(f"the connection ended after {have} of {total} bytes")
 
 
-def _forget(part: Path) -> None:
+def _delete(part: Path) -> None:
     part.unlink(missing_ok=True)
     part.with_name(f"{part.name}.json").unlink(missing_ok=True)
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read_json(path: Path) -> dict[str, str]:
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError:

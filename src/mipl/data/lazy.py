@@ -1,4 +1,4 @@
-"""Instances that stay in files, one file a bag, and are read when a batch needs them."""
+"""Instances that stay in files, one file per bag, and are read when a batch needs them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mipl.errors import DataError, StorageError
 
 Array = NDArray[Any]
 SUFFIXES = (".h5", ".hdf5", ".pt", ".npy", ".npz")
-GAP = 32  # rows that are rather read in vain than left out by reading twice
+GAP = 32  # unneeded rows up to which one read is faster than two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,35 +27,35 @@ class Part:
     """One array in one file: (n, d), or (1, n, d) with a leading batch dimension as some tools write it."""
 
     path: Path
-    key: str  # the array's name in an .h5 or .npz file; unused in .pt and .npy
+    key: str  # name of the array in an .h5 or .npz file; unused for .pt and .npy
     shape: tuple[int, ...]  # as stored
     dtype: np.dtype[Any]
 
     @property
     def rows(self) -> int:
-        """n."""
+        """The number of rows n."""
         return self.shape[-2]
 
     @property
     def width(self) -> int:
-        """d."""
+        """The number of columns d."""
         return self.shape[-1]
 
     def read(self, rows: slice) -> Array:
-        """Return some rows (n', d) of the array; the rest of the file is not read where the format allows."""
+        """Read some rows (n', d) of the array, and only these where the format allows."""
         with open_array(self.path, self.key) as stored:
             if tuple(stored.shape) != self.shape:
                 raise StorageError(
-                    f"{self.path} has changed since it was opened: it held {self.shape}, "
-                    f"and now {tuple(stored.shape)}; open the data again."
+                    f"{self.path} has changed since it was opened: its shape was {self.shape}, "
+                    f"and now is {tuple(stored.shape)}; open the data again."
                 )
             return np.asarray(stored[(0, rows) if len(self.shape) == 3 else rows])
 
 
 class FileArray:
-    """The rows of many files as if they were one array (rows, d); every access reads, nothing is kept.
+    """The rows of many files as one array (rows, d), read on every access without caching.
 
-    Values are checked when they are read: a NaN names its file.
+    Values are checked when they are read; the error for a NaN names the file.
     """
 
     ndim = 2
@@ -71,7 +71,7 @@ class FileArray:
         return self.shape[0]
 
     def with_columns(self, columns: Array) -> FileArray:
-        """Return the same rows with their columns in another order (d,)."""
+        """Return the same rows with the columns in another order (d,)."""
         order = columns if self.columns is None else self.columns[columns]
         return FileArray(self.parts, self.dtype, order)
 
@@ -94,7 +94,7 @@ class FileArray:
 
 @contextlib.contextmanager
 def open_array(path: Path, key: str) -> Iterator[Any]:
-    """Yield an object with ``shape``, ``dtype`` and indexing that reads from the file; never unpickles."""
+    """Yield an object with ``shape``, ``dtype`` and indexing that reads from the file, without pickle."""
     try:
         if path.suffix in (".h5", ".hdf5"):
             import h5py
@@ -114,7 +114,7 @@ def open_array(path: Path, key: str) -> Iterator[Any]:
             yield np.load(path, mmap_mode="r", allow_pickle=False)
     except (StorageError, DataError):
         raise
-    except Exception as error:  # the reader of a damaged file raises whatever it stumbles on
+    except Exception as error:  # a reader may raise anything on a damaged file
         raise StorageError(
             f"{path} cannot be read as features ({type(error).__name__}: {_first_line(error)}): "
             "write the file again, or leave the slide out."
@@ -122,13 +122,13 @@ def open_array(path: Path, key: str) -> Iterator[Any]:
 
 
 def map_npz(path: Path, key: str) -> Array | None:
-    """Return an array of an ``.npz`` file as a memory map; None if it is compressed, or not plain rows."""
+    """Return an array of an ``.npz`` file as a memory map, or None if it is compressed or not in C order."""
     with zipfile.ZipFile(path) as archive:
         member = archive.getinfo(f"{key}.npy")
     if member.compress_type != zipfile.ZIP_STORED:
         return None
     with path.open("rb") as file:
-        # the member's own header is before its data, and its extra field may differ from the directory's
+        # the member has its own header, whose extra field may differ from the one in the directory
         file.seek(member.header_offset + 26)
         name, extra = struct.unpack("<HH", file.read(4))
         file.seek(member.header_offset + 30 + name + extra)
@@ -145,7 +145,7 @@ def map_npz(path: Path, key: str) -> Array | None:
 
 
 def array_names(path: Path) -> list[str]:
-    """Return the names of the arrays in an .h5 or .npz file; [''] for the formats that hold just one."""
+    """Return the names of the arrays in an .h5 or .npz file; [''] for formats with a single array."""
     if path.suffix in (".pt", ".npy"):
         return [""]
     try:
@@ -155,7 +155,7 @@ def array_names(path: Path) -> list[str]:
         import h5py
 
         with h5py.File(path, "r") as file:
-            # get(getlink=True): a link to another file is not an array of this one
+            # getlink: skip links to other files
             return [
                 name
                 for name in file
@@ -175,19 +175,19 @@ def _load_pt(path: Path) -> Array:
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is wrong with the file is said by the error
+        warnings.simplefilter("ignore")  # the error explains what is wrong with the file
         try:
             stored = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # files of torch before 1.6 are no zip archives and cannot be mapped
+        except RuntimeError:  # files of torch before 1.6 are not zip archives and cannot be mapped
             stored = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(stored, torch.Tensor):
-        raise StorageError(f"{path} holds a {type(stored).__name__}, not one tensor of features.")
+        raise StorageError(f"{path} has a {type(stored).__name__}, not one tensor of features.")
     array: Array = (stored.float() if stored.dtype == torch.bfloat16 else stored).numpy()
     return array
 
 
 def _runs(owner: Array, rows: Array) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of each run of one owner without a gap between its rows."""
+    """Yield (start, stop) of each run of rows of one file without a large gap."""
     gaps = (np.diff(owner) != 0) | (np.abs(np.diff(rows)) > GAP)
     edges = np.concatenate([[0], np.flatnonzero(gaps) + 1, [len(owner)]])
     return ((int(a), int(b)) for a, b in itertools.pairwise(edges) if b > a)
@@ -198,7 +198,7 @@ def _check_values(block: Array, path: Path, rows: Array) -> None:
     if block.dtype.kind == "f" and not (-limit <= block.min() and block.max() <= limit):
         row = int(rows[np.flatnonzero(~(np.abs(block) <= limit).all(axis=1))[0]])
         raise DataError(
-            f"{path} has a NaN, infinite or too large value in row {row}: mend the file or leave it out."
+            f"{path} has a NaN, infinite or too large value in row {row}: correct the file or leave it out."
         )
 
 

@@ -1,4 +1,4 @@
-"""What the word DATA means: bags by name, in a file or in a folder; and files to write bags to."""
+"""Open bags by name, from a file or from a folder, and write them by suffix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from mipl.data.bags import Bags
-from mipl.data.benchmarks import BUILDERS, build, takes_r
+from mipl.data.datasets import DATASETS, build
 from mipl.data.formats.h5 import open_folder, write_folder
 from mipl.data.formats.mat import read_mat, write_mat
 from mipl.data.formats.npz import load_npz, save_npz
@@ -19,7 +19,7 @@ from mipl.errors import SettingError, StorageError, suggest
 from mipl.files import check_folder, check_place
 from mipl.machine import memory
 
-MAPPED_ABOVE = 0.25  # share of the machine's memory above which an .npz file of bags is not read whole
+MAPPED_ABOVE = 0.25  # fraction of the memory above which an .npz file of bags is memory-mapped
 
 
 def _any_mat(path: Path) -> Bags:
@@ -27,9 +27,9 @@ def _any_mat(path: Path) -> Bags:
 
 
 def _any_npz(path: Path) -> Bags:
-    """Read bags, leaving instances that would fill much of the memory in their file."""
+    """Read bags; instances that would fill much of the memory stay in the file."""
     if path.exists() and path.stat().st_size > MAPPED_ABOVE * memory():
-        with contextlib.suppress(StorageError):  # images and compressed files are read whole
+        with contextlib.suppress(StorageError):  # images and compressed files cannot be mapped
             return load_npz(path, mapped=True)
     return load_npz(path)
 
@@ -48,40 +48,40 @@ KINDS = "an .npz, .mat, .csv, .tsv or .parquet file of bags, a folder of feature
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What the word DATA of the command line stands for; opened again in every process that needs it."""
+    """The DATA argument of the command line with its options; each process opens it for itself."""
 
     data: str  # a file, a folder, or a name such as digits-mipl
-    r: int | None = None  # false positives of a data set built by name; none: 1
-    seed: int | None = None  # of a data set built by name; none: 0
-    raw: str | None = None  # folder of raw files of a data set built by name
+    r: int | None = None  # false positives, for a data set by name; None: 1
+    seed: int | None = None  # for a data set by name; None: 0
+    raw: str | None = None  # folder of raw files, for a data set by name
     labels: str | None = None  # table of candidate sets, labels and patients
-    skip_missing: bool = False  # leave slides of the table without a file out
-    built: str | None = None  # .npz file of the bags that the name stands for, if they were built before
-    class_noise: float = 0.0  # share of the bags that lose their true label from their candidates
-    attribute_noise: float = 0.0  # share of its instances that every bag loses
-    ignore: tuple[str, ...] = ()  # columns of a table that are no features
-    missing_truth: bool = False  # a true label may be outside its candidate set
+    skip_missing: bool = False  # leave out slides of the table that have no file
+    built: str | None = None  # .npz file of the bags of a data set by name, if they were built before
+    class_noise: float = 0.0  # fraction of the bags whose true label is removed from their candidates
+    attribute_noise: float = 0.0  # fraction of the instances of every bag that are dropped
+    ignore: tuple[str, ...] = ()  # columns of a table that are not features
+    missing_truth: bool = False  # allow true labels outside their candidate sets
 
     @property
     def name(self) -> str:
-        """The data set's name, or the file's or folder's without what stands above it; and the noise."""
-        name = self.data if self.data in BUILDERS else Path(self.data).resolve().name
-        return name + "".join(f" {kind} noise {share:g}" for kind, share in self._noise() if share)
+        """The name of the data set, file or folder, with the noise that is added."""
+        name = self.data if self.data in DATASETS else Path(self.data).resolve().name
+        return name + "".join(f" {kind} noise {fraction:g}" for kind, fraction in self._noise() if fraction)
 
     @property
     def false_positives(self) -> int | None:
-        """The r of a data set that is built with one."""
-        if self.data not in BUILDERS or not takes_r(self.data):
+        """r, or None for bags with candidate sets of their own."""
+        if self.data not in DATASETS or not DATASETS[self.data].takes_r:
             return None
         return 1 if self.r is None else self.r
 
     @property
     def title(self) -> str:
-        """The name, with r where there is one."""
+        """The name, with r if there is one."""
         return self.name if self.false_positives is None else f"{self.name} r={self.false_positives}"
 
     def open(self) -> Bags:
-        """Return the bags."""
+        """Read or build the bags."""
         self._check_options()
         bags = self._open()
         if self.missing_truth and not bags.missing_truth:
@@ -94,9 +94,9 @@ class Source:
         return (("class", self.class_noise), ("attribute", self.attribute_noise))
 
     def _check_options(self) -> None:
-        """Refuse options that this kind of data would ignore."""
+        """Raise an error for options that this kind of data would ignore."""
         path = Path(self.data)
-        built = self.data in BUILDERS
+        built = self.data in DATASETS
         for option, value in (("-r", self.r), ("--raw", self.raw), ("--data-seed", self.seed)):
             if value is not None and not built and path.exists():
                 raise SettingError(
@@ -115,7 +115,7 @@ class Source:
         table = None if self.labels is None else Path(self.labels)
         if self.built is not None and Path(self.built).is_file():
             bags = _any_npz(Path(self.built))
-        elif self.data in BUILDERS:
+        elif self.data in DATASETS:
             bags = build(self.data, self.r, self.seed, None if self.raw is None else Path(self.raw))
         elif path.is_dir():
             return open_folder(path, table, skip_missing=self.skip_missing, missing_truth=self.missing_truth)
@@ -124,12 +124,12 @@ class Source:
         elif path.suffix in READERS:
             bags = READERS[path.suffix](path)
         elif path.suffix.lower() in (".xls", ".xlsx") and path.exists():
-            raise StorageError(f"{path} is a workbook of Excel: save the sheet of bags as .csv.")
+            raise StorageError(f"{path} is an Excel workbook: save the sheet of bags as .csv.")
         elif path.exists():
             raise StorageError(f"{path} is not {KINDS}.")
         else:
             raise StorageError(
-                f"'{self.data}' is neither a file nor a data set.{suggest(self.data, BUILDERS)}"
+                f"'{self.data}' is neither a file nor a data set.{suggest(self.data, DATASETS)}"
             )
         return bags if table is None else apply_label_table(bags, table, missing_truth=self.missing_truth)
 

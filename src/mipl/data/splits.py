@@ -1,4 +1,4 @@
-"""Train/test splits: stratified by seed, grouped by patient, or the official ones of a data set."""
+"""Train/test splits: stratified, grouped by patient, or the official ones of a data set."""
 
 from __future__ import annotations
 
@@ -17,19 +17,24 @@ Split = tuple[IntArray, IntArray]
 
 
 def stratified_split(bags: Bags, number: int, train: float = 0.7) -> Split:
-    """Return (train, test) indices of split ``number``: each class divided 7:3, the whole deterministic.
+    """Return (train, test) indices of a deterministic split that divides every class in the same proportion.
 
-    Bags without labels are divided at random. Bags of one group (patient) stay together: then every class
-    is divided by its bags as nearly as whole groups allow.
+    Bags without labels are divided at random. Bags of one group (patient) stay together; then the proportion
+    is as close as whole groups allow.
+
+    Args:
+        bags: the bags.
+        number: number of the split, which is its seed.
+        train: fraction of the bags for training.
     """
     if not 0.0 < train < 1.0:
-        raise SettingError(f"train = {train} is not a share between 0 and 1.")
+        raise SettingError(f"train = {train} is not a fraction between 0 and 1.")
     rng = rng_for("split", number)
     mask = np.zeros(len(bags), dtype=np.bool_)
     for blocks in _strata(bags):
         sizes = np.array([len(block) for block in blocks])
         order = rng.permutation(len(blocks))
-        # The cut nearest to the share; for single bags that is round(share · bags).
+        # The cut nearest to the fraction; for single bags that is round(fraction · bags).
         after = np.concatenate([[0], np.cumsum(sizes[order])])
         cut = int(np.abs(after - round(train * int(sizes.sum()))).argmin())
         mask[np.concatenate([np.zeros(0, dtype=np.int64), *(blocks[i] for i in order[:cut])])] = True
@@ -46,67 +51,69 @@ def split_digest(bags: Bags, split: Split) -> str:
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
-def training_share(bags: Bags, train: IntArray, share: float, number: int) -> IntArray:
-    """Return a share of the training indices of split ``number``, the same of every class, at least one bag.
+def training_fraction(bags: Bags, train: IntArray, fraction: float, number: int) -> IntArray:
+    """Return a stratified fraction of the training indices of split ``number``, at least one bag per class.
 
-    A smaller share is part of every larger one.
+    A smaller fraction is a subset of every larger one.
     """
-    if not 0.0 < share <= 1.0:
-        raise SettingError(f"share = {share} is not a share above 0 and up to 1.")
-    if share == 1.0:
+    if not 0.0 < fraction <= 1.0:
+        raise SettingError(f"share = {fraction} is not a fraction above 0 and up to 1.")
+    if fraction == 1.0:
         return train
     shuffled = rng_for("share of the training bags", number).permutation(train)
     strata = np.zeros(len(bags), dtype=np.int64) if bags.labels is None else bags.labels
     parts = [shuffled[strata[shuffled] == wanted] for wanted in np.unique(strata[train])]
-    return np.sort(np.concatenate([part[: max(1, round(share * len(part)))] for part in parts]))
+    return np.sort(np.concatenate([part[: max(1, round(fraction * len(part)))] for part in parts]))
 
 
 def stratified_fold(bags: Bags, number: int, folds: int) -> Split:
-    """Return (train, test) indices of fold ``number`` of ``folds`` (from 1): every bag is tested once.
+    """Return (train, test) indices of fold ``number`` (from 1) of ``folds``: every bag is tested once.
 
     Bags of one group (patient) stay together.
     """
     if not 1 <= number <= folds or folds < 2:
         raise SettingError(f"There is no fold {number} of {folds}.")
-    place = rng_for("folds", folds).random(len(bags))
+    draw = rng_for("folds", folds).random(len(bags))
     fold = np.zeros(len(bags), dtype=np.int64)
-    dealt = 0
-    held = np.zeros(folds, dtype=np.int64)  # bags in each fold
+    assigned = 0
+    sizes = np.zeros(folds, dtype=np.int64)  # bags in each fold
     for blocks in _strata(bags):
-        for block in sorted(blocks, key=lambda block: float(place[block[0]])):
-            # Single bags are dealt in turn; groups, which differ in size, to the emptiest fold.
-            chosen = dealt % folds if bags.groups is None else int(held.argmin())
+        for block in sorted(blocks, key=lambda block: float(draw[block[0]])):
+            # Single bags are assigned in turn; groups, which differ in size, to the smallest fold.
+            chosen = assigned % folds if bags.groups is None else int(sizes.argmin())
             fold[block] = chosen
-            held[chosen] += len(block)
-            dealt += 1
+            sizes[chosen] += len(block)
+            assigned += 1
     test = np.flatnonzero(fold == number - 1)
     if not len(test) or len(test) == len(bags):
         raise DataError(f"{len(bags)} bags are too few for {folds} folds.")
     return np.flatnonzero(fold != number - 1), test
 
 
-def random_split(bags: Bags, share: float, *seed: str | int) -> Split:
-    """Return (first, second) indices: about ``share`` of the bags drawn at random, and the rest.
+def random_split(bags: Bags, fraction: float, *seed: str | int) -> Split:
+    """Return (first, second) indices: about a ``fraction`` of the bags drawn at random, and the others.
 
-    Not stratified, so that either part of independent bags is one of independent bags. Bags of one group
-    (patient) stay together.
+    The split is not stratified: both parts of a sample of independent bags are such samples. Bags of one
+    group (patient) stay together.
     """
-    if not 0.0 < share < 1.0:
-        raise SettingError(f"{share} is not a share between 0 and 1.")
+    if not 0.0 < fraction < 1.0:
+        raise SettingError(f"{fraction} is not a fraction between 0 and 1.")
     _, group = np.unique(np.arange(len(bags)) if bags.groups is None else bags.groups, return_inverse=True)
     sizes = np.bincount(group)
     order = rng_for("share", *seed).permutation(len(sizes))
     after = np.concatenate([[0], np.cumsum(sizes[order])])
-    first = np.isin(group, order[: int(np.abs(after - share * len(bags)).argmin())])
+    first = np.isin(group, order[: int(np.abs(after - fraction * len(bags)).argmin())])
     if first.all() or not first.any():
-        raise DataError(f"{len(bags)} bags of {len(sizes)} groups are too few to take a share of {share:g}.")
+        raise DataError(
+            f"{len(bags)} bags of {len(sizes)} groups are too few for a fraction of {fraction:g}."
+        )
     return np.flatnonzero(first), np.flatnonzero(~first)
 
 
 def one_per_group(bags: Bags, *seed: str | int) -> IntArray:
-    """Return the indices of one bag of each group (patient), drawn at random; of all bags without groups.
+    """Return the index of one random bag per group (patient), or all indices if there are no groups.
 
-    Bags of one patient are not independent, and bounds that count independent bags would be too hopeful.
+    Bags of one patient are not independent, so bounds for independent bags would be too optimistic.
     """
     if bags.groups is None:
         return np.arange(len(bags))
@@ -116,9 +123,9 @@ def one_per_group(bags: Bags, *seed: str | int) -> IntArray:
 
 
 def _strata(bags: Bags) -> list[list[IntArray]]:
-    """Return, class by class, the blocks of bags that stay together: single bags, or a group's bags.
+    """Return for each class the blocks of bags that stay together: single bags, or the bags of a group.
 
-    A group with several classes counts for its most common one.
+    A group with several classes belongs to its most common one.
     """
     strata = bags.labels if bags.labels is not None else np.zeros(len(bags), dtype=np.int64)
     if bags.groups is None:
@@ -135,10 +142,10 @@ def _strata(bags: Bags) -> list[list[IntArray]]:
 
 
 def own_split(bags: Bags) -> Split | None:
-    """Return the (train, test) indices of the one split that a data set comes with, or None.
+    """Return the (train, test) indices of the only split of a data set with a split of its own, or None.
 
-    Such a data set has ``provenance["own_split"]``: {"train": prefix of the training bags' ids, "test":
-    prefix of the test bags' ids}.
+    Such a data set has ``provenance["own_split"]``: {"train": prefix of the training ids, "test": prefix of
+    the test ids}.
     """
     prefixes = bags.provenance.get("own_split")
     if prefixes is None:
@@ -146,17 +153,17 @@ def own_split(bags: Bags) -> Split | None:
     train, test = (np.flatnonzero(np.char.startswith(bags.ids, prefixes[part])) for part in ("train", "test"))
     if not len(train) or not len(test):
         raise DataError(
-            f"Of the data set's own split, {len(train)} training and {len(test)} test bags are here: "
+            f"The bags have {len(train)} training and {len(test)} test bags of the data set's own split: "
             "use the whole data set."
         )
     return train, test
 
 
 def official_split(bags: Bags, folder: Path, number: int) -> Split:
-    """Return (train, test) indices from a file in ``folder`` that says which bags are in which part.
+    """Return (train, test) indices from a split file in ``folder``.
 
-    Either the authors' ``index<number>.mat`` (1-based trainIndex and testIndex, every bag in one of them) or
-    CLAM's ``splits_<number>.csv`` (columns of slides, train and test; those of val, if any, are left out).
+    The file is either the authors' ``index<number>.mat`` (1-based trainIndex and testIndex, every bag in one
+    of them) or CLAM's ``splits_<number>.csv`` (columns train and test of slides; val, if any, is ignored).
     """
     mat, table = folder / f"index{number}.mat", folder / f"splits_{number}.csv"
     if table.is_file():
@@ -172,7 +179,7 @@ def _clam_split(bags: Bags, path: Path) -> Split:
     from mipl.data.formats.table import read_table
 
     rows = read_table(path, ("train", "test"))
-    place = {bag: i for i, bag in enumerate(bags.ids.tolist())}
+    position = {bag: i for i, bag in enumerate(bags.ids.tolist())}
     parts: dict[str, list[int]] = {"train": [], "test": []}
     seen: dict[str, str] = {}
     for number, row in rows.items():
@@ -185,25 +192,25 @@ def _clam_split(bags: Bags, path: Path) -> Split:
                     f"{path}, row {number} names '{slide}' a second time: a slide is in one part."
                 )
             seen[slide] = part
-            if slide not in place:
+            if slide not in position:
                 raise DataError(
                     f"{path}, row {number} names the slide '{slide}', which is not among the bags."
                 )
             if part in parts:
-                parts[part].append(place[slide])
+                parts[part].append(position[slide])
     if not all(parts.values()):
         raise DataError(f"{path} names no slide for training or none for testing.")
     train, test = (np.sort(np.array(part, dtype=np.int64)) for part in parts.values())
     if bags.groups is not None and (both := set(bags.groups[train]) & set(bags.groups[test])):
         raise DataError(
             f"{path} has slides of '{sorted(both)[0]}' in training and in testing ({len(both)} such groups): "
-            "a patient belongs to one part; mend the file, or leave the patients out of the table."
+            "a patient belongs to one part; correct the file, or leave the patients out of the table."
         )
     return train, test
 
 
 def _index_split(bags: Bags, path: Path) -> Split:
-    from mipl.data.formats.mat import read_variables
+    from mipl.data.formats.matlab5 import read_variables
 
     content = read_variables(path, ("trainIndex", "testIndex"))
     if len(content) < 2 or any(

@@ -1,4 +1,4 @@
-"""The checks of `Bags`: every complaint names the bag and what to do."""
+"""Validation of `Bags`: every error names the bag and the remedy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from mipl.data.bags import Bags
 
 Array = NDArray[Any]
-STORED = tuple(np.dtype(name) for name in ("float16", "float32", "float64", "uint8"))  # what torch reads too
-KINDS = {  # NumPy's letters: i and u whole numbers, f floats, b true or false, U text
+STORED = tuple(
+    np.dtype(name) for name in ("float16", "float32", "float64", "uint8")
+)  # types that torch supports too
+KINDS = {  # dtype kinds of NumPy: i and u integers, f floats, b booleans, U text
     "starts": "i",
     "sizes": "i",
     "ids": "U",
@@ -30,11 +32,11 @@ KINDS = {  # NumPy's letters: i and u whole numbers, f floats, b true or false, 
 
 
 def unmasked(values: Any) -> Any:
-    """Return values as given; a masked array with a masked value is refused, since NumPy drops the mask."""
+    """Return values unchanged; reject a masked array with masked values, since NumPy drops the mask."""
     if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():
-        place = tuple(int(side) for side in np.argwhere(np.ma.getmaskarray(values))[0])
+        position = tuple(int(side) for side in np.argwhere(np.ma.getmaskarray(values))[0])
         raise DataError(
-            f"a masked array has a masked value at {place}: fill it in (array.filled(…)), or remove it."
+            f"a masked array has a masked value at {position}: fill it (array.filled(…)), or remove it."
         )
     return values
 
@@ -42,13 +44,13 @@ def unmasked(values: Any) -> Any:
 def instance_array(array: Any, bag: str) -> Array:
     """Return one bag's instances (n, …) as floats, or as uint8 (images)."""
     try:
-        # a torch tensor, of any device, or whatever NumPy reads
+        # a torch tensor on any device, or anything that NumPy converts
         values = np.asarray(array.detach().cpu().numpy() if hasattr(array, "detach") else unmasked(array))
         if values.dtype not in STORED:
             if values.dtype.kind not in "fiubO":
                 raise TypeError(f"its values are of type {values.dtype}")
             native = values.dtype.newbyteorder("=")
-            with np.errstate(over="ignore"):  # infinity is refused with the bag's other values
+            with np.errstate(over="ignore"):  # infinite values are rejected later
                 values = values.astype(native if native in STORED else np.float32)
     except DataError as error:
         raise DataError(f"Bag '{bag}': {error}") from error
@@ -65,7 +67,7 @@ def instance_array(array: Any, bag: str) -> Array:
 
 
 def check_alike(parts: list[Array], ids: list[str]) -> None:
-    """Raise a `DataError` for the first bag whose instances are not like the first bag's."""
+    """Raise a `DataError` for the first bag whose instances differ from the first bag's in shape or type."""
     for part, bag in zip(parts, ids, strict=True):
         if part.shape[1:] != parts[0].shape[1:]:
             raise DataError(
@@ -75,12 +77,12 @@ def check_alike(parts: list[Array], ids: list[str]) -> None:
         if (part.dtype == np.uint8) != (parts[0].dtype == np.uint8):
             raise DataError(
                 f"Bag '{bag}' is of type {part.dtype}, but bag '{ids[0]}' of type {parts[0].dtype}: "
-                "uint8 stands for value/255, so make all bags uint8 or none."
+                "uint8 represents value/255, so make all bags uint8 or none."
             )
 
 
 def flat_array(parts: Iterable[Any] | None, sizes: IntArray, ids: list[str], what: str, ndim: int) -> Any:
-    """Return what is given bag by bag as one array: a whole number (ndim 1) or a row (2) per instance."""
+    """Concatenate one array per bag to one integer (ndim 1) or one row (ndim 2) per instance."""
     if parts is None:
         return None
     try:
@@ -88,20 +90,28 @@ def flat_array(parts: Iterable[Any] | None, sizes: IntArray, ids: list[str], wha
     except DataError as error:
         raise DataError(f"The {what}: {error}") from error
     except (TypeError, ValueError) as error:
-        raise DataError(f"The {what} are not one array of numbers for each bag: {error}.") from error
+        raise DataError(f"The {what} are not one array of numbers per bag: {error}.") from error
     if len(arrays) != len(sizes):
         raise DataError(f"There are {what} for {len(arrays)} bags, but {len(sizes)} bags.")
     for array, size, bag in zip(arrays, sizes, ids, strict=True):
         if array.dtype.kind not in ("iu" if ndim == 1 else "iuf"):
-            numbers = "whole numbers" if ndim == 1 else "numbers"
+            numbers = "integers" if ndim == 1 else "numbers"
             raise DataError(f"The {what} of bag '{bag}' are of type {array.dtype}: give {numbers}.")
         if array.ndim != ndim or array.shape != (size, *arrays[0].shape[1:]):
             wanted = f"({size},)" if ndim == 1 else f"({size}, c), the same c in every bag"
             raise DataError(
-                f"The {what} of bag '{bag}' have shape {array.shape}: its {size} instances ask for {wanted}."
+                f"The {what} of bag '{bag}' have shape {array.shape}: its {size} instances require {wanted}."
             )
     flat = np.concatenate(arrays)
     return flat.astype(np.int64) if ndim == 1 else flat
+
+
+def positions_array(positions: Any, size: int, bag: str) -> IntArray:
+    """Return positions of instances within a bag of ``size`` as int64."""
+    values = np.asarray(positions)
+    if values.ndim != 1 or values.dtype.kind not in "iu" or ((values < 0) | (values >= size)).any():
+        raise DataError(f"Bag '{bag}' has {size} instances: give at least one position from 0 to {size - 1}.")
+    return values.astype(np.int64)
 
 
 def weight_array(weights: Any) -> Array | None:
@@ -117,8 +127,16 @@ def weight_array(weights: Any) -> Array | None:
 
 
 def validate(bags: Bags) -> None:
-    """Raise a `DataError` for the first thing that is wrong."""
-    m, k, ids = len(bags.sizes), len(bags.classes), bags.ids
+    """Raise a `DataError` for the first violated condition."""
+    _validate_types(bags)
+    _validate_shapes(bags)
+    _validate_sizes(bags)
+    _validate_features(bags)
+    _validate_instances(bags)
+    _validate_labels(bags)
+
+
+def _validate_types(bags: Bags) -> None:
     if bags.source.ndim < 2 or 0 in bags.source.shape[1:]:
         raise DataError("The instances have no features: a bag is instances × features.")
     if bags.source.dtype not in STORED:
@@ -126,6 +144,10 @@ def validate(bags: Bags) -> None:
     for name, kinds in KINDS.items():
         if (array := getattr(bags, name)) is not None and array.dtype.kind not in kinds:
             raise DataError(f"The {name.replace('_', ' ')} cannot be of type {array.dtype}.")
+
+
+def _validate_shapes(bags: Bags) -> None:
+    m, k = len(bags.sizes), len(bags.classes)
     for name, array, shape in (
         ("sizes", bags.sizes, (m,)),
         ("starts", bags.starts, (m,)),
@@ -137,21 +159,27 @@ def validate(bags: Bags) -> None:
     ):
         if array is not None and array.shape != shape:
             raise DataError(
-                f"The {name} have shape {array.shape}, but {m} bags and {k} classes ask for {shape}."
+                f"The {name} have shape {array.shape}, but {m} bags and {k} classes require {shape}."
             )
-    for name, array, ndim in (
+    for name, flat, ndim in (
         ("instance labels", bags.instance_labels, 1),
         ("coordinates", bags.coordinates, 2),
     ):
-        if array is not None and (array.ndim != ndim or len(array) != len(bags.source)):
+        if flat is not None and (flat.ndim != ndim or len(flat) != len(bags.source)):
             raise DataError(
-                f"The {name} have shape {array.shape}, but there are {len(bags.source)} instances."
+                f"The {name} have shape {flat.shape}, but there are {len(bags.source)} instances."
             )
     if (names := bags.feature_names) is not None:
         if (len(names),) != bags.source.shape[1:]:
-            raise DataError(f"There are {len(names)} names for instances of shape {bags.source.shape[1:]}.")
+            raise DataError(
+                f"There are {len(names)} feature names for instances of shape {bags.source.shape[1:]}."
+            )
         if len(set(names)) != len(names):
-            raise DataError(f"A feature is named twice: {listed(names)}.")
+            raise DataError(f"A feature name occurs twice: {listed(names)}.")
+
+
+def _validate_sizes(bags: Bags) -> None:
+    m, ids = len(bags.sizes), bags.ids
     unique, count = np.unique(ids, return_counts=True)
     if len(unique) != m:
         raise DataError(
@@ -160,12 +188,7 @@ def validate(bags: Bags) -> None:
     if (bags.sizes < 1).any():
         raise DataError(f"Bag '{ids[bags.sizes < 1][0]}' is empty: every bag needs at least one instance.")
     if m and ((bags.starts < 0).any() or (bags.starts + bags.sizes > len(bags.source)).any()):
-        raise DataError(
-            "A bag reaches outside the instances that are there: the offsets do not fit the data."
-        )
-    _validate_features(bags)
-    _validate_instances(bags)
-    _validate_labels(bags)
+        raise DataError("A bag extends beyond the instances: the offsets do not fit the data.")
 
 
 def _validate_features(bags: Bags) -> None:
@@ -174,7 +197,7 @@ def _validate_features(bags: Bags) -> None:
     limit = np.finfo(np.float32).max
     for i, (start, size) in enumerate(zip(bags.starts, bags.sizes, strict=True)):
         block = bags.source[start : start + size]
-        # min and max see NaN too, and need no temporary array as large as the bag
+        # min and max propagate NaN, and need no temporary array as large as the bag
         if not (-limit <= block.min() and block.max() <= limit):
             instance = int(np.flatnonzero(~(np.abs(block.reshape(size, -1)) <= limit).all(axis=1))[0])
             raise DataError(
@@ -197,7 +220,7 @@ def _validate_instances(bags: Bags) -> None:
         finite = np.isfinite(bags.coordinates[bags.rows()]).all(axis=1)
         if not finite.all():
             bag = np.repeat(bags.ids, bags.sizes)[~finite][0]
-            raise DataError(f"Bag '{bag}' has a NaN or infinite coordinate: mend it, or give no coordinates.")
+            raise DataError(f"Bag '{bag}' has a NaN or infinite coordinate: correct it, or omit them.")
 
 
 def _validate_labels(bags: Bags) -> None:
@@ -213,7 +236,7 @@ def _validate_labels(bags: Bags) -> None:
             i = int(np.flatnonzero(~inside)[0])
             raise DataError(
                 f"Bag '{bags.ids[i]}' has the true label '{bags.classes[bags.labels[i]]}' outside its "
-                f"candidate set ({int((~inside).sum())} such bags): mend the sets, "
+                f"candidate set ({int((~inside).sum())} such bags): correct the sets, "
                 "or allow it with --missing-truth (in Python: missing_truth=True)."
             )
     if bags.weights is not None:

@@ -1,4 +1,4 @@
-"""Votes of annotators: candidate sets, initial weights and how far the annotators agree."""
+"""Votes of annotators: candidate sets, initial weights and agreement."""
 
 from __future__ import annotations
 
@@ -53,11 +53,18 @@ class Votes:
 def read_votes(path: Path, *, ignore: Iterable[str] = ()) -> Votes:
     """Read votes from a table (CSV, TSV, XLSX or Parquet) with a column ``bag_id``, ``slide_id`` or ``bag``.
 
-    Long, if there is a column ``annotator`` or ``rater``: one row per vote, its label in ``vote`` or, without
-    such a column, in ``label``. Wide otherwise: one row per bag and one column per annotator. An empty field
-    is no vote, ``a|b`` is a vote for each; two rows of one annotator for one bag are an error. The patient
-    (``group``, ``case_id``, ``patient``) and, in a column of its own, the true ``label`` are kept. Columns
-    named like metadata (``comment``, ``date``) and those of ``ignore`` are no annotators.
+    The table is in long format if it has a column ``annotator`` or ``rater``: one row per vote with the label
+    in ``vote`` or, without such a column, in ``label``. Otherwise it is in wide format: one row per bag and
+    one column per annotator. An empty field is no vote, and ``a|b`` is a vote for each. The patient
+    (``group``, ``case_id``, ``patient``) and, in a separate column, the true ``label`` are read too. Columns
+    named like metadata (``comment``, ``date``) are not annotators.
+
+    Args:
+        path: the table.
+        ignore: further columns that are not annotators.
+
+    Raises:
+        DataError: a column or field is wrong, or an annotator has two rows for one bag.
     """
     header, rows = read_rows(path)
     check_not_predictions(path, header)
@@ -67,7 +74,7 @@ def read_votes(path: Path, *, ignore: Iterable[str] = ()) -> Votes:
     if annotator_name is not None:
         label_name = next((name for name in reversed(LABELS) if name in header), None)
         if label_name is None:
-            raise DataError(f"{path} has a column '{annotator_name}', but no 'label' or 'vote' beside it.")
+            raise DataError(f"{path} has a column '{annotator_name}', but no column 'label' or 'vote'.")
         fields = _long(path, rows, id_name, annotator_name, label_name)
         annotators: dict[str, int] = {}
     else:
@@ -77,21 +84,7 @@ def read_votes(path: Path, *, ignore: Iterable[str] = ()) -> Votes:
         annotators = {name: j for j, name in enumerate(columns)}
     ids: dict[str, int] = {}
     names: dict[str, int] = {}
-    votes: list[tuple[int, int, int]] = []  # in the order of the file
-    voted: dict[tuple[int, int], int] = {}  # the row of each annotator's vote on a bag
-    for number, bag, annotator, text in fields:
-        i, j = ids.setdefault(bag, len(ids)), annotators.setdefault(annotator, len(annotators))
-        if not text:
-            continue
-        if (i, j) in voted:
-            raise DataError(
-                f"{path}, row {number} is a second vote of '{annotator}' on bag '{bag}', after row "
-                f"{voted[i, j]}: keep one of them, or write several labels in one row, as in a|b."
-            )
-        voted[i, j] = number
-        votes += [(i, j, names.setdefault(name, len(names))) for name in split_names(text)]
-    if not votes:
-        raise DataError(f"{path} holds no vote.")
+    votes = _collect(path, fields, ids, annotators, names)
     if label_name is None:
         _check_shared(path, votes, list(annotators))
     truth_name = "label" if "label" in header and label_name != "label" else None
@@ -114,14 +107,20 @@ def read_votes(path: Path, *, ignore: Iterable[str] = ()) -> Votes:
 
 
 def candidates(votes: Votes, min_votes: int = 1, min_share: float = 0.0) -> BoolArray:
-    """Return candidate sets (m, k): labels with at least so many of the bag's votes, and that share of them.
+    """Return candidate sets (m, k): by default the union, every label that has a vote.
 
-    With the defaults that is the union, every label that has a vote. A bag left without any is an error.
+    Args:
+        votes: the votes.
+        min_votes: votes that a candidate needs.
+        min_share: fraction of the bag's votes that a candidate needs.
+
+    Raises:
+        DataError: a bag has no candidates.
     """
     if min_votes < 1:
-        raise SettingError(f"min_votes = {min_votes} is not a whole number from 1 on.")
+        raise SettingError(f"min_votes = {min_votes} is not an integer of at least 1.")
     if not 0.0 <= min_share <= 1.0:
-        raise SettingError(f"min_share = {min_share} is not a share between 0 and 1.")
+        raise SettingError(f"min_share = {min_share} is not a fraction between 0 and 1.")
     counts = votes.counts
     total = counts.sum(axis=1, keepdims=True)
     chosen: BoolArray = (counts >= min_votes) & (counts / np.maximum(total, 1) >= min_share)
@@ -135,17 +134,17 @@ def candidates(votes: Votes, min_votes: int = 1, min_share: float = 0.0) -> Bool
             if most
             else "it has no vote; leave such bags out"
         )
-        raise DataError(f"Bag '{votes.ids[first]}' keeps no candidate ({len(empty)} such bags): {cause}.")
+        raise DataError(f"Bag '{votes.ids[first]}' has no candidate left ({len(empty)} such bags): {cause}.")
     return chosen
 
 
 def weights(votes: Votes, candidates: BoolArray) -> NDArray[np.float32]:
-    """Return initial weights (m, k): the share of each candidate in the votes for the bag's candidates."""
+    """Return initial weights (m, k): the fraction of each candidate in the votes for the bag's candidates."""
     counts = votes.counts
     if candidates.shape != counts.shape:
         raise DataError(
             f"The candidates have shape {candidates.shape}, but {len(votes.ids)} bags and "
-            f"{len(votes.classes)} classes ask for {counts.shape}."
+            f"{len(votes.classes)} classes require {counts.shape}."
         )
     kept = np.where(candidates, counts, 0)
     total = kept.sum(axis=1, keepdims=True)
@@ -156,12 +155,12 @@ def weights(votes: Votes, candidates: BoolArray) -> NDArray[np.float32]:
 
 
 def agreement(votes: Votes) -> dict[str, Any]:
-    """Return how many votes there are and how far they agree; what cannot be computed is None.
+    """Return counts of the votes and measures of agreement; a measure that cannot be computed is None.
 
-    ``unanimous``: the share of bags with one label only, among the bags of two annotators or more.
-    ``pairwise_agreement``: the share of equal labels among all pairs of votes of two annotators on one bag.
-    ``alpha``: Krippendorff's, nominal, each vote a value. ``annotator_agreement``: for each annotator, the
-    share of bags to which they gave the others' most frequent label; where the others tie, a bag is left out.
+    ``unanimous``: fraction of the bags with a single label, among the bags of two annotators or more.
+    ``pairwise_agreement``: fraction of equal labels among all pairs of votes of two annotators on one bag.
+    ``alpha``: Krippendorff's alpha for nominal data. ``annotator_agreement``: for each annotator, the
+    fraction of bags with the others' most frequent label, among those where the others do not tie.
     """
     counts = votes.counts
     total = counts.sum(axis=1)
@@ -175,7 +174,7 @@ def agreement(votes: Votes) -> dict[str, Any]:
         "votes": len(votes.bag),
         "votes_per_bag": float(total.mean()),
         "unanimous": _ratio(((counts > 0).sum(axis=1) == 1)[several].sum(), several.sum()),
-        # pairs of one annotator's votes are left out; they are never equal
+        # without pairs of votes of one annotator, which are never equal
         "pairwise_agreement": _ratio((counts * (counts - 1)).sum(), (total**2 - own).sum()),
         "alpha": _alpha(counts),
         "candidates_per_bag": _ratio((counts > 0).sum(), (total > 0).sum()),
@@ -185,7 +184,7 @@ def agreement(votes: Votes) -> dict[str, Any]:
 
 def _alpha(counts: IntArray) -> float | None:
     """Return Krippendorff's alpha for nominal data from the values (m, k) of m units."""
-    counts = counts[counts.sum(axis=1) > 1]  # a single value can be paired with nothing
+    counts = counts[counts.sum(axis=1) > 1]  # a single value has no pair
     total = counts.sum(axis=1, keepdims=True)
     n, by_class = int(total.sum()), counts.sum(axis=0)
     observed = ((counts * (total - counts)) / (total - 1)).sum()
@@ -213,10 +212,36 @@ def _ratio(part: Any, whole: Any) -> float | None:
     return float(part / whole) if whole else None
 
 
+def _collect(
+    path: Path,
+    fields: Iterable[tuple[int, str, str, str]],
+    ids: dict[str, int],
+    annotators: dict[str, int],
+    names: dict[str, int],
+) -> list[tuple[int, int, int]]:
+    """Return bag, annotator and label of each vote as indices, adding new names to the dictionaries."""
+    votes: list[tuple[int, int, int]] = []  # in the order of the file
+    voted: dict[tuple[int, int], int] = {}  # row of the vote of an annotator on a bag
+    for number, bag, annotator, text in fields:
+        i, j = ids.setdefault(bag, len(ids)), annotators.setdefault(annotator, len(annotators))
+        if not text:
+            continue
+        if (i, j) in voted:
+            raise DataError(
+                f"{path}, row {number} is a second vote of '{annotator}' on bag '{bag}', after row "
+                f"{voted[i, j]}: keep one of them, or write several labels in one row, as in a|b."
+            )
+        voted[i, j] = number
+        votes += [(i, j, names.setdefault(name, len(names))) for name in split_names(text)]
+    if not votes:
+        raise DataError(f"{path} has no votes.")
+    return votes
+
+
 def _long(
     path: Path, rows: Rows, bag: str, annotator: str, label: str
 ) -> Iterator[tuple[int, str, str, str]]:
-    """Yield row number, bag, annotator and labels of each row of a long table."""
+    """Yield row number, bag, annotator and labels of each row of a table in long format."""
     for number, row in rows.items():
         if not row[bag] or not row[annotator]:
             missing = annotator if row[bag] else bag
@@ -225,7 +250,7 @@ def _long(
 
 
 def _wide(path: Path, rows: Rows, bag: str, annotators: list[str]) -> Iterator[tuple[int, str, str, str]]:
-    """Yield row number, bag, annotator and labels of each field of a wide table."""
+    """Yield row number, bag, annotator and labels of each field of a table in wide format."""
     seen: set[str] = set()
     for number, row in rows.items():
         if not row[bag]:
@@ -238,37 +263,35 @@ def _wide(path: Path, rows: Rows, bag: str, annotators: list[str]) -> Iterator[t
 
 
 def _annotators(path: Path, header: Sequence[str], id_name: str) -> list[str]:
-    """Return the columns of a wide table that are annotators, and say which others are left out."""
+    """Return the columns of annotators of a table in wide format; warn of columns that are skipped."""
     columns = [name for name in header if name and name not in (id_name, *LABELS, *GROUPS)]
     others = [name for name in columns if is_metadata(name)]
     if others:
-        _note(f"{path}: the columns {listed(others)} are not read as annotators, because of their names.")
+        _note(f"{path}: the columns {listed(others)} are not read as annotators because of their names.")
     columns = [name for name in columns if name not in others]
     if not columns:
-        raise DataError(
-            f"{path} names no annotator: add a column 'annotator', or one column for each annotator."
-        )
+        raise DataError(f"{path} has no annotators: add a column 'annotator', or one column per annotator.")
     return columns
 
 
 def _check_shared(path: Path, votes: Sequence[tuple[int, int, int]], annotators: Sequence[str]) -> None:
-    """Warn of columns whose labels are in no other column: probably comments."""
+    """Warn of columns whose labels occur in no other column: they are probably comments."""
     given: dict[int, set[int]] = {}
     for _, annotator, label in votes:
         given.setdefault(annotator, set()).add(label)
-    if len(given) < 3:  # of two, neither can be told to be the odd one
+    if len(given) < 3:  # of two columns, either could be the wrong one
         return
-    givers = Counter(label for labels in given.values() for label in labels)
-    alone = [annotators[j] for j, labels in given.items() if all(givers[label] == 1 for label in labels)]
-    if alone:
+    uses = Counter(label for labels in given.values() for label in labels)
+    unshared = [annotators[j] for j, labels in given.items() if all(uses[label] == 1 for label in labels)]
+    if unshared:
         _note(
-            f"{path}: {listed(alone)} gave no label that another annotator gave: leave the column out with "
-            "--ignore COLUMN if it holds no votes."
+            f"{path}: {listed(unshared)} gave no label that another annotator gave: leave out a column that "
+            "is not votes with --ignore COLUMN."
         )
 
 
 def _of_bags(path: Path, rows: Rows, id_name: str, column: str | None) -> list[str] | None:
-    """Return what a column says of each bag, in their order; rows that differ are an error."""
+    """Return the value of a column for each bag; different values for one bag are an error."""
     if column is None:
         return None
     found: dict[str, str] = {}
@@ -277,18 +300,18 @@ def _of_bags(path: Path, rows: Rows, id_name: str, column: str | None) -> list[s
         if found.setdefault(bag, value) != value:
             raise DataError(
                 f"{path}, row {number} gives bag '{bag}' the {column} '{value}', but an earlier row "
-                f"'{found[bag]}': write the same in every row of a bag."
+                f"'{found[bag]}': give the same value in every row of a bag."
             )
     return list(found.values())
 
 
 def _truths(path: Path, labels: list[str] | None, ids: Sequence[str]) -> list[str] | None:
-    """Return the true labels if every bag has one; where some are missing, say that none is kept."""
+    """Return the true labels if every bag has one; warn if only some have."""
     if labels is None or not any(labels):
         return None
     missing = [bag for bag, label in zip(ids, labels, strict=True) if not label]
     if missing:
-        _note(f"{path} has no true label for {listed(missing)}: the column 'label' is left out.")
+        _note(f"{path} has no true label for {listed(missing)}: the column 'label' is ignored.")
         return None
     return labels
 

@@ -26,7 +26,7 @@ from mipl.data.splits import (
     split_digest,
     stratified_fold,
     stratified_split,
-    training_share,
+    training_fraction,
 )
 from mipl.errors import DataError, SettingError
 from mipl.estimators import BagClassifier, make_classifier
@@ -35,7 +35,7 @@ from mipl.methods.base import AttentionMethod
 from mipl.metrics import evaluate
 from mipl.records.spec import RunSpec
 from mipl.records.store import Record, Store
-from mipl.registry import in_force, restored, settings_of
+from mipl.registry import active_settings, restored, settings_of
 from mipl.training.progress import Report
 from mipl.training.recipe import RECIPE_VERSION, Recipe
 
@@ -82,8 +82,8 @@ class Job:
             data_digest=self.data_digest,
             method=self.method,
             recipe=classifier.recipe,
-            hyper_parameters=in_force(method),
-            recipe_settings=in_force(recipe.in_effect(vectors=self.vectors)),
+            hyper_parameters=active_settings(method),
+            recipe_settings=active_settings(recipe.in_effect(vectors=self.vectors)),
             split=self.split,
             splits=self.splits,
             seed=self.seed,
@@ -292,7 +292,7 @@ def split_of(bags: Bags, splits: str, number: int, *, share: float = 1.0, folder
         train, test = stratified_fold(bags, number, int(splits.removeprefix("fold of ")))
     else:
         train, test = stratified_split(bags, number)
-    return training_share(bags, train, share, number), test
+    return training_fraction(bags, train, share, number), test
 
 
 def _planned_split(bags: Bags, job: Job) -> Split:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from mipl.data.batch import BagBatch, BagLoader
+from mipl.data.datasets import find_dataset
 from mipl.errors import SettingError
 from mipl.nn.attention import GatedScore, make_attention
 from mipl.nn.encoders import Standardize, make_encoder, output_width
@@ -195,7 +196,8 @@ class AttentionMethod(Method):
 
 def paper_width(dataset: str) -> int:
     """Return L as the authors have it: 512 on the CRC sets, 128 on the others."""
-    return 512 if dataset.startswith(("c-", "crc5-")) else 128
+    record = find_dataset(dataset)
+    return 128 if record is None else record.paper_width
 
 
 METHODS: Registry[Method] = Registry("method")

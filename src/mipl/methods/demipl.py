@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from mipl.data.batch import BagBatch
+from mipl.data.datasets import find_dataset
 from mipl.losses import mdl_loss
 from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock
 from mipl.nn.network import BagNetwork, Output
@@ -50,7 +51,8 @@ class DEMIPL(AttentionMethod):
             shared["entropy_weight"] = 1e-3
         if recipe != "paper":
             return shared
-        epochs = {"epochs": 200} if dataset.startswith(("c-", "crc5-")) else {}
+        record = find_dataset(dataset)
+        epochs = {"epochs": record.paper_epochs} if record is not None and record.paper_epochs else {}
         lr = 0.05 if (dataset, r) == ("mnist-mipl", 3) else 0.01
         return {**shared, "width": 500, "lr": lr, **epochs}
 

@@ -1,4 +1,4 @@
-"""Accuracy, calibration and their intervals: pure functions of probabilities (m, k) and labels (m,)."""
+"""Accuracy, calibration and bootstrap intervals: pure functions of probabilities (m, k) and labels (m,)."""
 
 from __future__ import annotations
 
@@ -80,10 +80,19 @@ def evaluate(
     bootstrap: int = 0,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Return every metric under its function's name, as plain floats that JSON can hold.
+    """Compute all metrics.
 
-    With ``bootstrap`` draws each ``name`` is followed by ``name_low`` and ``name_high``, its 95% interval;
-    only ``calibration_error_if_calibrated``, which does not depend on the labels, has none.
+    Args:
+        probabilities: (m, k) with rows that sum to 1.
+        labels: column indices (m,).
+        bins: number of bins of the calibration errors.
+        bootstrap: number of bootstrap draws, or 0 for no intervals.
+        seed: seed of the draws.
+
+    Returns:
+        The metrics by name of the function, as floats. With bootstrap draws, ``name_low`` and ``name_high``
+        are the 95% interval of ``name``; only ``calibration_error_if_calibrated``, which does not depend on
+        the labels, has no interval.
     """
     if not isinstance(bootstrap, int | np.integer) or bootstrap < 0:
         raise SettingError(f"bootstrap is {bootstrap!r}; give a number of draws, or 0 for no intervals.")

@@ -1,4 +1,4 @@
-"""The door of every metric: a table of probabilities and the labels they speak about."""
+"""Validation of the inputs of metrics: probabilities (m, k) and labels (m,)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOLERANCE = 1e-3  # the softmax of a float32 model does not sum to 1 exactly
 
 
 def checked(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Floats, Ints]:
-    """Return probabilities (m, k) in float64 and labels (m,), or say which row is wrong."""
+    """Validate probabilities (m, k) and labels (m,); errors name the row."""
     p = checked_probabilities(probabilities)
     m, k = p.shape
     try:
@@ -22,11 +22,9 @@ def checked(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Floats
     except (TypeError, ValueError) as error:
         raise DataError("Labels are ragged or not numbers; give m column indices.") from error
     if y.shape != (m,):
-        raise DataError(
-            f"Labels have shape {y.shape} for {m} rows of probabilities; give one label for each row."
-        )
+        raise DataError(f"Labels have shape {y.shape} for {m} rows of probabilities; give one label per row.")
     if y.dtype.kind not in "iu":
-        raise DataError(f"Labels are of type {y.dtype}; give whole numbers, the column index of each class.")
+        raise DataError(f"Labels are of type {y.dtype}; give integers, the column index of each class.")
     if (unknown := (y < 0) | (y >= k)).any():
         row = unknown.argmax()
         raise DataError(
@@ -36,16 +34,16 @@ def checked(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Floats
 
 
 def checked_probabilities(probabilities: npt.ArrayLike) -> Floats:
-    """Return a copy of probabilities (m, k) in float64, or say which row is wrong."""
+    """Validate probabilities (m, k) and return a copy in float64; errors name the row."""
     try:
         p = np.asarray(probabilities, dtype=np.float64)  # (m, k)
     except (TypeError, ValueError) as error:
         raise DataError("Probabilities are ragged or not numbers; give an m×k table.") from error
     if p.ndim != 2 or p.size == 0:
         raise DataError(
-            f"Probabilities have shape {p.shape}; give an m×k table, one row for each example (m ≥ 1)."
+            f"Probabilities have shape {p.shape}; give an m×k table with one row per example (m ≥ 1)."
         )
-    # Compared so that NaN is out of range too.
+    # Negated, so that NaN is out of range too.
     outside = ~((p >= 0) & (p <= 1 + TOLERANCE))
     if outside.any():
         row, column = np.argwhere(outside)[0]
@@ -59,11 +57,11 @@ def checked_probabilities(probabilities: npt.ArrayLike) -> Floats:
         raise DataError(
             f"Row {row} of the probabilities sums to {sums[row]:.6g}, not to 1; divide each row by its sum."
         )
-    return np.minimum(p, 1.0)  # rounding may leave slightly more than 1
+    return np.minimum(p, 1.0)  # rounding may give slightly more than 1
 
 
 def top_label(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Return the confidence p̂ (m,) of the predicted label, and 1 or 0 (m,) for right or wrong.
+    """Return the confidence p̂ (m,) of the predicted label, and 1 or 0 (m,) for correct or incorrect.
 
     Of equal probabilities the lowest column is predicted.
     """

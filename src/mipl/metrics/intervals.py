@@ -1,4 +1,4 @@
-"""How sure a metric is, given the examples it was measured on."""
+"""Bootstrap intervals of metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Metric = Callable[[Floats, Ints], float]
 
 
 class Interval(NamedTuple):
-    """A metric's value on all examples and the interval of its resampled values."""
+    """The value of a metric on all examples, and its bootstrap interval."""
 
     value: float
     low: float
@@ -32,17 +32,23 @@ def bootstrap_interval(
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """Return ``metric(probabilities, labels)``, never negative, with its bootstrap interval.
+    """Return ``metric(probabilities, labels)``, a non-negative metric, with its bootstrap interval.
 
-    Examples, the rows of (m, k) probabilities and (m,) labels, are drawn with replacement; one seed draws the
-    same rows for every metric, so that metrics can be compared. The interval is that of the percentiles,
-    moved so that the draws' median falls on the value: a binned calibration error counts the resampling's own
-    noise as error, and its plain percentiles would lie above the value they are to bracket.
+    The interval is that of the percentiles, shifted such that the median of the draws is the value: a binned
+    calibration error includes the noise of resampling, so its plain percentiles would be above the value.
+
+    Args:
+        metric: a function of probabilities and labels.
+        probabilities: (m, k) with rows that sum to 1.
+        labels: column indices (m,).
+        draws: number of samples of m examples with replacement.
+        level: confidence level of the interval.
+        seed: seed of the samples; the same seed draws the same examples for every metric.
     """
     if not isinstance(draws, int | np.integer) or draws < 1:
-        raise SettingError(f"draws is {draws!r}; give a whole number of bootstrap draws, 1 or more.")
+        raise SettingError(f"draws is {draws!r}; give an integer of at least 1.")
     if not 0 < level < 1:
-        raise SettingError(f"level is {level!r}; give a share between 0 and 1, such as 0.95.")
+        raise SettingError(f"level is {level!r}; give a number between 0 and 1, such as 0.95.")
     p, y = checked(probabilities, labels)
     rng = rng_for("bootstrap", int(seed))
     m = len(y)
@@ -51,11 +57,11 @@ def bootstrap_interval(
     if not np.isfinite(values).all():
         draw = np.isfinite(values).argmin()
         raise DataError(
-            f"The metric is {values[draw]:g} on bootstrap draw {draw}; give one that is finite on any rows."
+            f"The metric is {values[draw]:g} on bootstrap draw {draw}; give one that is always finite."
         )
     value = float(metric(p, y))
     low, median, high = np.quantile(values, [(1 - level) / 2, 0.5, (1 + level) / 2])
-    moved = value - median
+    shift = value - median
     return Interval(
-        value, max(0.0, float(low + moved)), min(float(high + moved), max(value, float(values.max())))
+        value, max(0.0, float(low + shift)), min(float(high + shift), max(value, float(values.max())))
     )

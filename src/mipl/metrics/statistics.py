@@ -1,4 +1,4 @@
-"""Do methods differ over several data sets? The Friedman test, Nemenyi's, and the critical difference."""
+"""Comparison of methods over several data sets: Friedman test, Nemenyi test, critical difference."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from mipl.metrics._inputs import Floats
 
 @dataclass(frozen=True, eq=False)
 class Friedman:
-    """The test of l methods on N data sets; the first values as the paper computes them."""
+    """The Friedman test of l methods on N data sets, without (as the paper) and with correction for ties."""
 
-    ranks: Floats  # (l,), mean rank of each method, 1 the best
+    ranks: Floats  # (l,), mean rank of each method; 1 is best
     datasets: int  # N
     chi2: float  # χ²_F without correction for ties
-    f: float  # F_F made of it, with l − 1 and (l − 1)(N − 1) degrees of freedom
-    p: float  # of F_F
-    critical: float  # the F_F from which the methods differ at level alpha
-    chi2_ties: float  # χ²_F corrected for ties, as SciPy has it
-    f_ties: float
+    f: float  # F_F of χ²_F, with l − 1 and (l − 1)(N − 1) degrees of freedom
+    p: float  # p-value of F_F
+    critical: float  # critical value of F_F at level alpha
+    chi2_ties: float  # χ²_F corrected for ties, from SciPy
+    f_ties: float  # F_F of it
 
 
 def friedman(scores: npt.ArrayLike, *, higher_is_better: bool, alpha: float = 0.05) -> Friedman:
@@ -37,7 +37,7 @@ def friedman(scores: npt.ArrayLike, *, higher_is_better: bool, alpha: float = 0.
     chi2 = 12 * n / (methods * (methods + 1)) * spread
     f = _f_statistic(chi2, n, methods)
     degrees = (methods - 1, (methods - 1) * (n - 1))
-    flat = bool((table == table[:, :1]).all())  # nothing to correct, and SciPy would divide by zero
+    flat = bool((table == table[:, :1]).all())  # SciPy would divide by zero
     chi2_ties = 0.0 if flat else float(scipy.stats.friedmanchisquare(*table.T).statistic)
     return Friedman(
         ranks=ranks,
@@ -52,14 +52,14 @@ def friedman(scores: npt.ArrayLike, *, higher_is_better: bool, alpha: float = 0.
 
 
 def mean_ranks(scores: npt.ArrayLike, *, higher_is_better: bool) -> Floats:
-    """Return the mean rank (l,) of each column of ``scores`` (N, l) over its rows; equal ones share it."""
+    """Return the mean rank (l,) of each column of ``scores`` (N, l) over its rows; ties get their mean."""
     table = _checked(scores)
     ranks: Floats = scipy.stats.rankdata(-table if higher_is_better else table, axis=1).mean(axis=0)
     return ranks
 
 
 def critical_difference(methods: int, datasets: int, alpha: float = 0.05) -> float:
-    """Return the distance of two mean ranks from which Nemenyi's test tells the methods apart."""
+    """Return the smallest difference of mean ranks that is significant in Nemenyi's test."""
     q = float(scipy.stats.studentized_range.isf(_level(alpha), methods, math.inf)) / math.sqrt(2)
     return q * math.sqrt(methods * (methods + 1) / (6 * datasets))
 
@@ -74,14 +74,14 @@ def nemenyi(scores: npt.ArrayLike) -> Floats:
 
 
 def cliques(ranks: npt.ArrayLike, difference: float) -> list[tuple[int, ...]]:
-    """Return the largest groups of methods whose mean ranks (l,) lie within the critical difference.
+    """Return the maximal groups of methods whose mean ranks (l,) are within the critical difference.
 
     Groups of one are left out; each lists its methods from the best rank to the worst.
     """
     values = np.asarray(ranks, dtype=np.float64)
     order = np.argsort(values, kind="stable")
     found: list[tuple[int, ...]] = []
-    last = 0  # end of the previous group: a group that ends no further is part of it
+    last = 0  # end of the previous group, which contains a group that ends no later
     for first in range(len(order)):
         end = int(np.searchsorted(values[order], values[order[first]] + difference, side="right"))
         if end > last and end - first > 1:
@@ -91,7 +91,7 @@ def cliques(ranks: npt.ArrayLike, difference: float) -> list[tuple[int, ...]]:
 
 
 def _f_statistic(chi2: float, n: int, methods: int) -> float:
-    """Return F_F = (N − 1) χ² / (N(l − 1) − χ²); infinite when every data set ranks the methods alike."""
+    """Return F_F = (N − 1) χ² / (N(l − 1) − χ²); infinite if all data sets rank the methods alike."""
     rest = n * (methods - 1) - chi2
     return (n - 1) * chi2 / rest if rest > 1e-9 * n * methods else math.inf
 
@@ -101,7 +101,7 @@ def _checked(scores: npt.ArrayLike) -> Floats:
     if table.ndim != 2 or table.shape[0] < 2 or table.shape[1] < 3 or not np.isfinite(table).all():
         raise DataError(
             f"Scores of shape {table.shape} cannot be ranked: give at least 2 data sets (rows) by 3 methods "
-            "(columns), every one a number."
+            "(columns), all finite."
         )
     return table
 

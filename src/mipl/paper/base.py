@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from mipl.data.datasets import stand_in_for
 from mipl.paper.names import QUICK_SET, Sets, Settings
 from mipl.paper.runs import RunIndex, RunQuery
 from mipl.reports.tables import Table
@@ -61,11 +62,7 @@ class Item:
 
     def stand_ins(self) -> Sets:
         """Return the data sets that replace the tissue images, which are not public."""
-        return tuple(
-            (name.replace("c-", "crc5-", 1).replace("r34", "lite0"), r)
-            for name, r in self.sets
-            if name.startswith("c-")
-        )
+        return tuple((other.name, r) for name, r in self.sets if (other := stand_in_for(name)) is not None)
 
     def drawn_sets(self, runs: RunIndex) -> Sets:
         """Return the data sets to draw: each of the paper's, or its stand-in if only that has runs.
@@ -73,11 +70,10 @@ class Item:
         Without any run on these, return the embedded data if there are runs on them, else the paper's sets,
         which are then drawn empty.
         """
-        tissue = [key for key in self.sets if key[0].startswith("c-")]
-        stand_ins = dict(zip(tissue, self.stand_ins(), strict=True))
         chosen = []
         for key in self.sets:
-            options = [key, *([stand_ins[key]] if key in stand_ins else [])]
+            other = stand_in_for(key[0])
+            options = [key, *([(other.name, key[1])] if other is not None else [])]
             chosen.append(next((option for option in options if runs.has(*option)), key))
         if not any(runs.has(*key) for key in chosen) and runs.has(*QUICK_SET[0]):
             return QUICK_SET

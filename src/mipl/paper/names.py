@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mipl.data.datasets import find_dataset
 from mipl.records.store import Record
 
 SetKey = tuple[str, int | None]  # a data set and its number of false positives r
@@ -29,10 +30,6 @@ ALL_SETS: Sets = (*BENCHMARKS, *CRC)
 QUICK_SET: Sets = (("digits-mipl-vectors", 1),)  # embedded: every table can be tried without files
 
 METRIC_TITLES = {"accuracy": "Accuracy", "ece": "Expected calibration error"}
-SET_NAMES = {
-    "mnist": "MNIST", "fmnist": "FMNIST", "birdsong": "Birdsong", "sival": "SIVAL", "mipl": "MIPL",
-    "c": "C", "row": "Row", "sbn": "SBN", "kmeans": "KMeans", "sift": "SIFT", "r34": "R34",
-}  # fmt: skip
 METHOD_NAMES = {
     "demipl": "DEMIPL", "elimipl": "ELIMIPL", "miplma": "MIPLMA", "promipl": "ProMIPL",
     "fastmipl": "FastMIPL", "miplgp": "MIPLGP", "proden": "PRODEN", "lws": "LWS",
@@ -47,12 +44,8 @@ def baseline_of(method: str) -> str | None:
 
 def set_title(dataset: str, r: int | None = None) -> str:
     """Return the name of a data set as the paper writes it; stand-ins keep their own name."""
-    if is_stand_in(dataset):
-        name = dataset
-    else:
-        base, _, noise = dataset.partition(" ")
-        name = "-".join(SET_NAMES.get(part, part) for part in base.split("-"))
-        name = f"{name} {noise}" if noise else name
+    record = find_dataset(dataset)
+    name = dataset if record is None else dataset.replace(record.name, record.title, 1)
     return name if r is None else f"{name}, r = {r}"
 
 
@@ -67,12 +60,14 @@ def method_title(method: str, given: Mapping[str, Any] | Settings = ()) -> str:
 
 def is_stand_in(dataset: str) -> bool:
     """Return whether a data set replaces one of the paper's that is not available."""
-    return dataset.startswith("crc5-") or is_embedded(dataset)
+    record = find_dataset(dataset)
+    return record is not None and record.is_stand_in
 
 
 def is_embedded(dataset: str) -> bool:
     """Return whether a data set needs no files."""
-    return dataset.startswith("digits-mipl")
+    record = find_dataset(dataset)
+    return record is not None and record.is_embedded
 
 
 def mark_of(records: Iterable[Record]) -> str:

@@ -6,34 +6,26 @@ import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from mipl.data.catalogue import TABLE1, Characteristics, characteristics
+from mipl.data.datasets import DATASETS
 from mipl.data.formats.npz import save_npz
 from mipl.data.sources import Source
 from mipl.data.splits import split_digest
+from mipl.data.statistics import BagStatistics, bag_statistics
 from mipl.errors import MiplError, SettingError, suggest
 from mipl.experiments.engines import Failure, run_jobs
 from mipl.experiments.runner import Job, is_present, split_of
 from mipl.paper.base import Item, Output
 from mipl.paper.items import ITEMS
-from mipl.paper.names import CRC, QUICK_SET, SetKey, is_embedded, is_stand_in, set_title
+from mipl.paper.names import QUICK_SET, SetKey, is_stand_in, set_title
 from mipl.paper.page import write_output, write_page
 from mipl.paper.runs import RunIndex, RunQuery
 from mipl.records.store import Store
 from mipl.reports import figures
 from mipl.reports.tables import Cell, Table
 
-# Names of the folders of raw files below --raw, besides the name of the data set itself.
-FOLDERS = {
-    "mnist-mipl": ("mnist",),
-    "fmnist-mipl": ("fashion-mnist", "fmnist"),
-    "birdsong-mipl": ("hja-birdsong", "birdsong"),
-    "sival-mipl": ("sival",),
-    "c": ("crc-mipl", "crc"),
-    "crc5": ("crc-tiles", "crc5"),
-}
 QUICK_EPOCHS, QUICK_SPLITS = 30, (1,)
 ALL_SPLITS = tuple(range(1, 11))
-TABLE1_SETS = (*((name, 1) for name in TABLE1 if not name.startswith("c-")), *CRC)
+TABLE1_SETS = tuple((name, 1 if found.takes_r else None) for name, found in DATASETS.items() if found.table1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +132,7 @@ class _Data:
     split_digests: dict[tuple[int, float], str]  # by number and fraction of the training bags
     provenance: dict[str, object]
     vectors: bool
-    row: Characteristics  # of Table 1
+    row: BagStatistics  # of Table 1
 
 
 def _open(
@@ -164,7 +156,7 @@ def _open(
             save_npz(bags, Path(source.built))
         vectors = len(bags.feature_shape) == 1
         data[dataset, r] = _Data(
-            source, bags.digest(), splits, dict(bags.provenance), vectors, characteristics(bags)
+            source, bags.digest(), splits, dict(bags.provenance), vectors, bag_statistics(bags)
         )
     return data, unavailable
 
@@ -172,25 +164,16 @@ def _open(
 def _source(dataset: str, r: int | None, options: Options) -> Source:
     """Return the source of a data set, whose name may include noise, as "sival-mipl class noise 0.2"."""
     base, *noise = dataset.split(" ")
-    source = Source(base, r, raw=_raw_folder(base, options.raw))
+    record = DATASETS[base]
+    raw = None if options.raw is None or record.is_embedded else str(record.raw_folder(options.raw))
+    source = Source(base, r, raw=raw)
     if noise:
         kind, _, level = noise
         levels = [float(level) if kind == each else 0.0 for each in ("class", "attribute")]
         source = dataclasses.replace(source, class_noise=levels[0], attribute_noise=levels[1])
-    if dataset.startswith(("c-", "crc5-")):  # bags from images take minutes: they are saved for all runs
+    if record.from_images:  # built once, for all runs
         source = dataclasses.replace(source, built=str(options.out / "data" / f"{dataset}.npz"))
     return source
-
-
-def _raw_folder(dataset: str, raw: Path | None) -> str | None:
-    """Return the folder of a data set's raw files below ``raw``, or ``raw`` itself."""
-    if raw is None or is_embedded(dataset):
-        return None
-    kind = dataset if dataset in FOLDERS else dataset.partition("-")[0]
-    below = [raw / name for name in (dataset, *FOLDERS[kind])]
-    # Images only in a folder of their own: any folder of folders with images looks like a data set.
-    default = below[1] if kind != dataset else raw
-    return str(next((folder for folder in below if folder.is_dir()), default))
 
 
 def _jobs(queries: Iterable[RunQuery], data: dict[SetKey, _Data], options: Options) -> list[Job]:
@@ -268,10 +251,9 @@ def _table1(data: dict[SetKey, _Data], runs: RunIndex) -> Output:
 
 def _paper_characteristic(dataset: str, name: str) -> float | None:
     """Return a value of the paper's Table 1, or None."""
-    if dataset not in TABLE1:
-        return None
-    value: float | None = getattr(TABLE1[dataset], name)
-    return 2.0 if value is None and name == "mean_candidates" else value  # 1 + r, for r = 1
+    row = DATASETS[dataset].table1_row(1)
+    value: float | None = None if row is None else getattr(row, name)
+    return value
 
 
 def _short(name: str, value: float) -> str:

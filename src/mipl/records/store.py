@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mipl.errors import MiplNotice, StorageError
-from mipl.files import ASIDE, atomic_folder, parse_json, read_folder, write_checksums, write_json
+from mipl.files import REPLACED, atomic_folder, parse_json, read_folder, write_checksums, write_json
 from mipl.records.spec import RunSpec, spec_hash
 
 FORMAT = "mipl-record-1"
@@ -53,7 +53,7 @@ READ_ERRORS = (
 )
 
 # The folder of a run, or its temporary name while another version replaces it.
-RECORD_FOLDER = re.compile(rf"([^.].*)|\.(.+)\.[0-9a-f]{{12}}{re.escape(ASIDE)}")
+RECORD_FOLDER = re.compile(rf"([^.].*)|\.(.+)\.[0-9a-f]{{12}}{re.escape(REPLACED)}")
 
 
 @dataclasses.dataclass(frozen=True)

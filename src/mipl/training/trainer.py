@@ -58,8 +58,8 @@ class Training:
         """Return the initial weights of this process's bags."""
         loader = self.loader(bags)
         assert bags.candidates is not None
-        initial = None if bags.weights is None else loader.mine(bags.weights)
-        return self.method.table(loader.mine(bags.candidates), initial)
+        initial = None if bags.weights is None else loader.local_rows(bags.weights)
+        return self.method.table(loader.local_rows(bags.candidates), initial)
 
     def run(
         self,

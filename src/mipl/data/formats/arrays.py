@@ -20,7 +20,7 @@ def read_arrays(path: Path, shapes: Mapping[str, Shape]) -> dict[str, NDArray[An
 
     Args:
         path: the file.
-        shapes: name of each array -> its shape; other arrays in the file are ignored.
+        shapes: the shape of each array by name; other arrays in the file are ignored.
 
     Returns:
         The arrays by name. Floats are finite.
@@ -35,10 +35,10 @@ def read_arrays(path: Path, shapes: Mapping[str, Shape]) -> dict[str, NDArray[An
     with opened(path, expected) as file:
         stored = np.load(file, allow_pickle=False)
         if not isinstance(stored, np.lib.npyio.NpzFile):
-            raise ValueError("it holds a single array")
+            raise ValueError("it is a single array")
         arrays = {name: stored[name] for name in shapes}
-        if odd := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
-            raise ValueError(f"{odd[0]} is no array")
+        if wrong := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+            raise ValueError(f"{wrong[0]} is not an array")
     for name, shape in shapes.items():
         found = arrays[name]
         if found.ndim != len(shape) or any(

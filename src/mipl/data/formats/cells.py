@@ -1,4 +1,4 @@
-"""The cells of a table file (CSV, TSV, XLSX, Parquet) as text, whatever program wrote it."""
+"""Read the cells of a table (CSV, TSV, XLSX, Parquet) as text."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from mipl.errors import StorageError
 
 SEPARATOR = "|"  # between the names in one field
-Fields = tuple[list[str], dict[int, list[str]]]  # the header, and the fields by the row's number
+Fields = tuple[list[str], dict[int, list[str]]]  # the header, and the fields by row number
 
 
 DELIMITERS = (",", ";", "\t")
 
 
 def text_header(path: Path) -> tuple[str, list[str]]:
-    """Return the delimiter and the header of a text table; what gives one column only is not it."""
+    """Return the delimiter and the header of a text table; the delimiter gives more than one column."""
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
     headers = {delimiter: _first_row(path, delimiter) for delimiter in DELIMITERS}
     if len(headers[usual] or ()) < 2:
@@ -29,7 +29,7 @@ def text_header(path: Path) -> tuple[str, list[str]]:
 
 
 def _first_row(path: Path, delimiter: str) -> list[str] | None:
-    """Return the first row, or None if it cannot be read with this delimiter."""
+    """Return the first row, or None if it cannot be parsed with this delimiter."""
     with _opened_text(path) as text:
         try:
             return next(csv.reader(text, strict=True, delimiter=delimiter), [])
@@ -59,7 +59,7 @@ def _read_xlsx(path: Path) -> Fields:
         raise StorageError(f"Reading {path} needs openpyxl: pip install 'mipl[xlsx]'.") from error
     with opened(path, "an Excel workbook") as file:
         sheet = load_workbook(file, read_only=True, data_only=True).worksheets[0]
-        sheet.reset_dimensions()  # some programs write them wrong, and rows would be cut off
+        sheet.reset_dimensions()  # some programs write wrong dimensions, and rows would be missing
         grid = [[as_text(value) for value in row] for row in sheet.iter_rows(values_only=True)]
     header = grid[0] if grid else []
     while header and not header[-1].strip():
@@ -81,23 +81,23 @@ READERS: dict[str, Callable[[Path], Fields]] = {".xlsx": _read_xlsx, ".parquet":
 
 
 def read_cells(path: Path) -> Fields:
-    """Read a table as text, by its suffix; any other than .xlsx, .parquet and .tsv is read as CSV."""
+    """Read a table as text by its suffix; the default is CSV."""
     if path.suffix.lower() == ".xls":
-        raise StorageError(f"{path} is a workbook of Excel before 2007: save it as .xlsx or .csv.")
+        raise StorageError(f"{path} is in the format of Excel before 2007: save it as .xlsx or .csv.")
     return READERS.get(path.suffix.lower(), _read_csv)(path)
 
 
 def parquet_table(path: Path) -> Any:
-    """Return a Parquet file as a `pyarrow.Table`, without the unnamed index that pandas may have added."""
+    """Read a Parquet file as a `pyarrow.Table`, without the unnamed index that pandas may have added."""
     from pyarrow import string, types
     from pyarrow.parquet import ParquetFile
 
-    # a path, not a file object: a thread of Arrow that holds a Python object may outlive the interpreter
+    # a path, not a file object: a thread of Arrow with a Python object may outlive the interpreter
     with opened(path, "a Parquet file"):
         table = ParquetFile(str(path)).read()
-        table.validate(full=True)  # text that is not UTF-8 would raise later
+        table.validate(full=True)  # text that is not UTF-8 would fail later
         for i, field in enumerate(table.schema):
-            if types.is_temporal(field.type):  # Python has no room for some times
+            if types.is_temporal(field.type):  # Python cannot represent some times
                 table = table.set_column(i, field.name, table.column(i).cast(string()))
         names = enumerate(table.column_names)
         return table.select([i for i, name in names if not name.startswith("__index_level_")])
@@ -105,7 +105,7 @@ def parquet_table(path: Path) -> Any:
 
 @contextlib.contextmanager
 def opened(path: Path, what: str) -> Iterator[Any]:
-    """Yield a file open for reading; whatever goes wrong with it is a `StorageError`."""
+    """Open a file for reading; any error while it is read becomes a `StorageError`."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -113,13 +113,13 @@ def opened(path: Path, what: str) -> Iterator[Any]:
     with file:
         try:
             yield file
-        except Exception as error:  # the reader of a damaged file raises whatever it stumbles on
+        except Exception as error:  # a reader may raise anything on a damaged file
             detail = " ".join(str(error).split())[:200].rstrip(".")
             raise StorageError(f"{path} is not {what}, or is damaged: {detail}.") from error
 
 
 def as_text(value: Any) -> str:
-    """Return a cell as a CSV file would hold it: 3.0 as 3, true as 1, nothing as an empty field."""
+    """Return a cell as the text of a CSV file: 3.0 as 3, true as 1, a missing value as an empty field."""
     if value is None or value != value:
         return ""
     if isinstance(value, list):

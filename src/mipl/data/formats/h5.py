@@ -1,7 +1,7 @@
 """Folders of slide features: CLAM, TRIDENT and STAMP layouts, and plain ``.npy``/``.npz`` files.
 
-A slide is a bag and its file's name without suffix is the bag's id. Opening a folder reads the files' headers
-only; features are read when a batch needs them.
+A slide is a bag, and the name of its file without suffix is the id. Opening a folder reads only the headers
+of the files; features are read when a batch needs them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mipl.files import atomic_folder
 
 FEATURES = ("features", "feats", "patch_embeddings")  # CLAM and TRIDENT, STAMP, STAMP's older files
 COORDINATES = ("coords", "coordinates")
-# what a table may write after a slide's name
+# suffixes of slide names in tables
 SLIDES = (".svs", ".ndpi", ".mrxs", ".tif", ".tiff", ".scn", ".qptiff", ".czi", *SUFFIXES)
 MARKER = "h5_files"
 
@@ -31,20 +31,26 @@ MARKER = "h5_files"
 def open_folder(
     folder: Path, table: Path | None = None, *, skip_missing: bool = False, missing_truth: bool = False
 ) -> Bags:
-    """Return the slides of a folder as bags that stay on disk.
+    """Open the slides of a folder as bags that stay on disk.
 
-    ``folder`` holds the feature files, or is the folder above CLAM's ``h5_files`` and ``pt_files`` or above
-    one ``features_<encoder>`` of TRIDENT. ``table`` (CSV, TSV, XLSX) says which slides there are and what is
-    known of them; without it every file is a bag, for prediction. Everything that does not fit is
-    reported at once; ``skip_missing`` leaves slides without a file out; with ``missing_truth`` a label may be
-    outside its candidate set.
+    Args:
+        folder: folder of the feature files, or the folder above CLAM's ``h5_files`` and ``pt_files`` or above
+            one ``features_<encoder>`` of TRIDENT.
+        table: table (CSV, TSV, XLSX) of slides with their candidates, labels and patients. Without it every
+            file is a bag, for prediction.
+        skip_missing: leave out slides of the table that have no file.
+        missing_truth: allow true labels outside their candidate sets.
+
+    Raises:
+        DataError: files and table do not fit together; the message lists all problems.
+        StorageError: a file cannot be read.
     """
     files = feature_files(folder)
     known = None if table is None else read_label_table(table)
-    named = {slide: slide for slide in files}  # by file: the slide as the table writes it
+    named = {slide: slide for slide in files}  # by file: the name of the slide in the table
     problems: list[str] = []
     if known is not None:
-        named, problems = _matched(folder, files, f"{table}", known.ids, skip_missing)
+        named, problems = _match_files(folder, files, f"{table}", known.ids, skip_missing)
     features: dict[str, Part] = {}
     coordinates: dict[str, Part] = {}
     for slide in named:
@@ -54,7 +60,7 @@ def open_folder(
                 coordinates[slide] = where
         except (StorageError, DataError) as error:
             problems.append(str(error).rstrip("."))
-    problems += _widths(features)
+    problems += _width_problems(features)
     if problems:
         more = f"; and {len(problems) - MOST_LISTED} more" if len(problems) > MOST_LISTED else ""
         raise DataError("; ".join(problems[:MOST_LISTED]) + more + ".")
@@ -66,7 +72,7 @@ def open_folder(
 
 
 def feature_files(folder: Path) -> dict[str, Path]:
-    """Return the feature files by slide, from the folder or from the one layout that is found below it."""
+    """Return the feature files by slide, in the folder itself or in one of the known layouts below it."""
     if not folder.is_dir():
         raise StorageError(f"{folder} is not a folder: give the folder of the feature files.")
     for place in (folder, folder / "h5_files", folder / "pt_files"):
@@ -76,7 +82,7 @@ def feature_files(folder: Path) -> dict[str, Path]:
     filled = [place for place in below if _files(place)]
     if len(filled) > 1:
         names = ", ".join(str(place.relative_to(folder)) for place in filled)
-        raise DataError(f"{folder} holds features of several encoders ({names}): give the folder of one.")
+        raise DataError(f"{folder} has features of several encoders ({names}): give the folder of one.")
     if filled:
         return _files(filled[0])
     raise DataError(
@@ -90,7 +96,7 @@ def write_folder(bags: Bags, folder: Path) -> None:
     import h5py
 
     if len(bags.feature_shape) != 1:
-        raise DataError(f"The instances have shape {bags.feature_shape}: a folder of slides holds vectors.")
+        raise DataError(f"The instances have shape {bags.feature_shape}: a folder of slides is for vectors.")
     for slide in bags.ids.tolist():
         if not slide or slide in (".", "..") or any(c in slide for c in "/\\\0") or len(slide) > 200:
             raise DataError(f"The id '{slide}' cannot be the name of a file: give the bag another id.")
@@ -113,7 +119,7 @@ def write_folder(bags: Bags, folder: Path) -> None:
 
 
 def _files(place: Path) -> dict[str, Path]:
-    """Return the feature files of one folder by name without suffix; names come from the folder alone."""
+    """Return the feature files of one folder by name without suffix."""
     files: dict[str, Path] = {}
     if not place.is_dir():
         return files
@@ -122,7 +128,7 @@ def _files(place: Path) -> dict[str, Path]:
         if path.suffix not in SUFFIXES or path.name.startswith(".") or not path.is_file():
             continue
         if path.resolve().parent != inside:
-            raise StorageError(f"{path} is a link that leads out of its folder: copy the file there instead.")
+            raise StorageError(f"{path} is a link to another folder: copy the file instead.")
         if path.stem in files:
             raise DataError(
                 f"{place} has two files for slide '{path.stem}', {files[path.stem].name} and {path.name}."
@@ -131,14 +137,14 @@ def _files(place: Path) -> dict[str, Path]:
     return files
 
 
-def _matched(
+def _match_files(
     folder: Path, files: dict[str, Path], table: str, slides: Sequence[str], skip_missing: bool
 ) -> tuple[dict[str, str], list[str]]:
-    """Return by file the slide of the table that it is, and all complaints."""
-    place = {slide: _file_of(slide, files) for slide in slides}
-    found = [name for name in place.values() if name is not None]
-    missing = [slide for slide, name in place.items() if name is None]
-    twice = sorted(name for name, rows in collections.Counter(found).items() if rows > 1)
+    """Return the slide of the table for each file, and a list of problems."""
+    file_of = {slide: _file_of(slide, files) for slide in slides}
+    found = [name for name in file_of.values() if name is not None]
+    missing = [slide for slide, name in file_of.items() if name is None]
+    duplicates = sorted(name for name, rows in collections.Counter(found).items() if rows > 1)
     unused = sorted(set(files) - set(found))
     problems = []
     if missing and not skip_missing:
@@ -146,19 +152,19 @@ def _matched(
             f"{len(missing)} slides of {table} have no file in {folder}: {listed(missing)} "
             "(add the files, remove the rows, or leave these slides out with --skip-missing)"
         )
-    if twice:
-        problems.append(f"{len(twice)} files are named by two rows of {table}: {listed(twice)}")
+    if duplicates:
+        problems.append(f"{len(duplicates)} files are named by two rows of {table}: {listed(duplicates)}")
     if unused:
         message = f"{len(unused)} files in {folder} have no row in {table}: {listed(unused)}"
-        if problems:  # perhaps the same slides under other names: say both
+        if problems:  # perhaps the same slides under other names: report both
             problems.append(message)
         else:
-            warnings.warn(f"{message}; they are left out.", MiplNotice, stacklevel=3)
-    return {name: slide for slide, name in place.items() if name is not None}, problems
+            warnings.warn(f"{message}; they are ignored.", MiplNotice, stacklevel=3)
+    return {name: slide for slide, name in file_of.items() if name is not None}, problems
 
 
 def _file_of(slide: str, files: dict[str, Path]) -> str | None:
-    """Return the file's name for a slide as a table writes it, with or without the image's suffix."""
+    """Return the name of the file of a slide, given with or without the suffix of the image."""
     if slide in files:
         return slide
     stems = (slide[: -len(suffix)] for suffix in SLIDES if slide.lower().endswith(suffix))
@@ -166,16 +172,16 @@ def _file_of(slide: str, files: dict[str, Path]) -> str | None:
 
 
 def _parts(path: Path) -> tuple[Part, Part | None]:
-    """Return where the features and, if there are any, the coordinates are in a file."""
+    """Return the parts of a file with the features and, if there are any, the coordinates."""
     names = array_names(path)
     key = next((name for name in FEATURES if name in names), names[0] if len(names) == 1 else None)
     if key is None:
         raise DataError(
-            f"{path} has none of the arrays {', '.join(FEATURES)}: it holds {listed(names) or 'nothing'}"
+            f"{path} has none of the arrays {', '.join(FEATURES)}: it has {listed(names) or 'nothing'}"
         )
     features = _part(path, key)
     if features.dtype not in STORED or features.dtype.kind != "f":
-        raise DataError(f"{path} holds features of type {features.dtype}: write them as float32 or float16")
+        raise DataError(f"{path} has features of type {features.dtype}: write them as float32 or float16")
     if not features.rows or not features.width:
         raise DataError(f"{path} is empty ({features.shape}): leave the slide out")
     key = next((name for name in COORDINATES if name in names), None)
@@ -195,19 +201,19 @@ def _part(path: Path, key: str) -> Part:
         shape = tuple(int(side) for side in stored.shape)
         if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] != 1):
             raise DataError(
-                f"{path} holds '{key or 'an array'}' of shape {shape}: it should be patches × features"
+                f"{path} has '{key or 'an array'}' of shape {shape}: it should be patches × features"
             )
         return Part(path, key, shape, np.dtype(stored.dtype))
 
 
-def _widths(features: dict[str, Part]) -> list[str]:
-    """Return a complaint that lists every slide whose width is not the most common one."""
+def _width_problems(features: dict[str, Part]) -> list[str]:
+    """Return at most one problem: the slides whose number of features is not the most common one."""
     widths, counts = np.unique([part.width for part in features.values()], return_counts=True)
     if len(widths) < 2:
         return []
     usual = widths[counts.argmax()]
-    odd = [f"{slide} ({part.width})" for slide, part in features.items() if part.width != usual]
-    return [f"{len(odd)} slides do not have the width {usual} of the others: {listed(odd)}"]
+    others = [f"{slide} ({part.width})" for slide, part in features.items() if part.width != usual]
+    return [f"{len(others)} slides do not have {usual} features as the others: {listed(others)}"]
 
 
 def _bags(
@@ -220,14 +226,14 @@ def _bags(
     ids = list(features)
     sizes = np.array([part.rows for part in features.values()], dtype=np.int64)
     return Bags(
-        source=_together(features),
+        source=_joined(features),
         starts=np.cumsum(sizes) - sizes,
         sizes=sizes,
         classes=rows.classes,
         ids=np.array(ids, dtype=np.str_),
         candidates=None if rows.sets is None else candidate_matrix(rows.sets, rows.classes, ids),
         labels=None if rows.labels is None else label_array(rows.labels, rows.classes, ids),
-        coordinates=_together(coordinates) if coordinates else None,
+        coordinates=_joined(coordinates) if coordinates else None,
         groups=None if rows.groups is None else np.array(rows.groups, dtype=np.str_),
         weights=rows.weights,
         missing_truth=missing_truth,
@@ -235,5 +241,5 @@ def _bags(
     )
 
 
-def _together(parts: dict[str, Part]) -> FileArray:
+def _joined(parts: dict[str, Part]) -> FileArray:
     return FileArray(list(parts.values()), np.result_type(*{part.dtype for part in parts.values()}))

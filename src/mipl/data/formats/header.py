@@ -1,4 +1,4 @@
-"""The header of a table: known columns in any case, near misses, and names that are hardly meant."""
+"""The header of a table: known columns in any case, misspelt ones, and doubtful ones."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from mipl.errors import DataError, MiplNotice, listed, suggest
 
 GROUPS = ("group", "case_id", "patient", "PATIENT")
-TEXT = ("candidates", "label", "weights", "instance_label", "bag_id", "slide_id", *GROUPS)  # no numbers
+TEXT = ("candidates", "label", "weights", "instance_label", "bag_id", "slide_id", *GROUPS)  # read as text
 KNOWN = {
     name.lower(): name
     for name in ("FILENAME", "annotator", "rater", "vote", "predicted", "confidence", *reversed(TEXT))
 }
-# columns of what mipl writes itself, which say what a model thinks and not what is true
+# columns of the tables of predictions that mipl writes
 PREDICTED = ({"predicted", "confidence"}, {"prediction_set", "decision"})
 METADATA = set(
     re.findall(
@@ -26,21 +26,21 @@ METADATA = set(
         "truth unnamed year",
     )
 )
-SHOWN = 20  # names of columns in a message
+SHOWN = 20  # column names listed in a message
 
 
 def plain_header(path: Path, header: Iterable[str]) -> list[str]:
-    """Return distinct names without blanks around them; a known column in another case is the known one."""
+    """Return distinct names without surrounding blanks; known columns are matched in any case."""
     names = [name.strip() for name in header]
     names = [name if name in TEXT else KNOWN.get(name.lower(), name) for name in names]
     if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"{path} names a column twice in its header, '{twice}': keep one of them.")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{path} has two columns '{duplicate}' in its header: keep one of them.")
     return names
 
 
 def one_column(path: Path, header: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the one of ``names`` that the header has, or None; two of them are an error."""
+    """Return the column of the header that is in ``names``, or None; two such columns are an error."""
     found = [name for name in names if name in header]
     if len(found) > 1:
         raise DataError(f"{path} has the columns '{found[0]}' and '{found[1]}': keep one of them.")
@@ -48,7 +48,7 @@ def one_column(path: Path, header: Sequence[str], names: Sequence[str]) -> str |
 
 
 def needed_column(path: Path, header: Sequence[str], names: Sequence[str]) -> str:
-    """Return the one of ``names`` that the header has; it must have one."""
+    """Return the column of the header that is in ``names``; none is an error."""
     column = one_column(path, header, names)
     if column is None:
         near = next((f" Rename '{name}'?" for name in header if near_miss(name, names)), "")
@@ -58,7 +58,7 @@ def needed_column(path: Path, header: Sequence[str], names: Sequence[str]) -> st
 
 
 def near_miss(name: str, known: Iterable[str]) -> str | None:
-    """Return the known column that a name is nearly, or None; a known column itself is no miss."""
+    """Return the known column that a name probably misspells, or None."""
     options = {option.lower(): option for option in reversed(list(known))}  # patient before PATIENT
     if name.lower() in options:
         return None
@@ -67,18 +67,18 @@ def near_miss(name: str, known: Iterable[str]) -> str | None:
 
 
 def without(path: Path, header: Sequence[str], ignore: Iterable[str]) -> list[str]:
-    """Return the header without the columns to leave out, each of which it must have."""
-    left_out = set()
+    """Return the header without the columns of ``ignore``, all of which it must have."""
+    ignored = set()
     for name in ignore:
         found = next((own for own in header if own == name or own.lower() == name.lower()), None)
         if found is None:
             raise DataError(f"{path} has no column '{name}' to ignore.{suggest(name, header)}")
-        left_out.add(found)
-    return [name for name in header if name not in left_out]
+        ignored.add(found)
+    return [name for name in header if name not in ignored]
 
 
 def check_misses(path: Path, header: Sequence[str]) -> None:
-    """Refuse a near miss of the candidates, and warn of others, which a table of labels would ignore."""
+    """Raise an error for a misspelt column of candidates, and warn of other misspelt columns."""
     for known in (("candidates",), ("label",), ("weights",), GROUPS):
         name = next((name for name in header if near_miss(name, known)), None)
         if name is None or any(column in header for column in known):
@@ -90,39 +90,37 @@ def check_misses(path: Path, header: Sequence[str]) -> None:
 
 
 def looks_like_metadata(name: str) -> bool:
-    """Tell whether a word of a column's name is one for metadata, such as year in birth_year."""
+    """Whether a word of a column name suggests metadata, such as year in birth_year."""
     return name.lower() in ("x", "y") or bool(METADATA & set(re.split(r"[^a-z]+", name.lower())))
 
 
 def is_metadata(name: str) -> bool:
-    """Tell whether a column's name has only such words, and no number as in 'site 1'."""
+    """Whether all words of a column name suggest metadata, without a number as in 'site 1'."""
     words = re.findall(r"[a-z]+|\d+", name.lower())
     return words[:1] == ["unnamed"] or (bool(words) and set(words) <= METADATA)
 
 
 def check_features(path: Path, features: Iterable[str]) -> None:
-    """Warn of features whose names look like metadata, or like a column that is known by another name."""
+    """Warn of features whose names suggest metadata or a misspelt known column."""
     doubtful = [name for name in features if looks_like_metadata(name) or near_miss(name, TEXT)]
     if doubtful:
         warnings.warn(
             f"{path}: read as features, although named like metadata: {listed(doubtful)}. "
-            "Leave out a column that is no measurement with --ignore COLUMN.",
+            "Leave out a column that is not a measurement with --ignore COLUMN.",
             MiplNotice,
             stacklevel=3,
         )
 
 
 def check_not_predictions(path: Path, header: Sequence[str]) -> None:
-    """Refuse predictions and decisions of a model where data or true labels are expected."""
+    """Raise an error for predictions or decisions of a model where data or labels are expected."""
     old = "confidence" in header and any(name.startswith("p(") for name in header)
     if old or any(columns <= set(header) for columns in PREDICTED):
-        raise DataError(
-            f"{path} holds predictions of a model, not what is known of the bags: give the table of labels."
-        )
+        raise DataError(f"{path} has predictions of a model, not labels: give the table of labels.")
 
 
 def check_classes(path: Path, classes: Iterable[object]) -> None:
-    """Warn of classes that are probably one class in two spellings, or several classes in one name."""
+    """Warn of classes that are probably one class in two spellings, or several classes in one field."""
     alike: dict[str, list[str]] = {}
     for name in map(str, classes):
         alike.setdefault("".join(name.split()).casefold(), []).append(name)

@@ -27,5 +27,5 @@ def read_idx(folder: Path, name: str) -> NDArray[np.uint8]:
     header = 4 + 4 * content[3]
     shape = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, header, 4))
     if len(content) != header + math.prod(shape):
-        raise StorageError(f"{path} is cut short or too long: {len(content)} bytes for the shape {shape}.")
+        raise StorageError(f"{path} is truncated or too long: {len(content)} bytes for the shape {shape}.")
     return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)

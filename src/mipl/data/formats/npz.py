@@ -20,7 +20,7 @@ ARRAYS = ("candidates", "labels", "instance_labels", "coordinates", "groups", "w
 
 
 def save_npz(bags: Bags, path: Path) -> None:
-    """Write ``bags`` to ``path``; an older file stays until the new one is whole."""
+    """Write ``bags`` to ``path`` atomically."""
     if path.suffix != ".npz":
         raise StorageError(f"{path} should end in .npz.")
     packed = bags.packed()
@@ -52,9 +52,15 @@ def save_npz(bags: Bags, path: Path) -> None:
 
 
 def load_npz(path: Path, *, mapped: bool = False) -> Bags:
-    """Read bags written by :func:`save_npz`; anything else is refused with a sentence.
+    """Read bags written by :func:`save_npz`.
 
-    ``mapped``: the instances stay in the file, see :meth:`Bags.load`.
+    Args:
+        path: the file.
+        mapped: leave the instances in the file, see :meth:`Bags.load`.
+
+    Raises:
+        StorageError: the file is missing, damaged or of another format.
+        DataError: its content is inconsistent.
     """
     try:
         with path.open("rb") as file:
@@ -66,7 +72,7 @@ def load_npz(path: Path, *, mapped: bool = False) -> Bags:
                 else {}
             )
         if "meta" not in content:
-            raise StorageError(f"{path} does not hold bags: make such a file with Bags.save.")
+            raise StorageError(f"{path} is not a file of bags: create one with Bags.save.")
         meta = json.loads(str(content["meta"]))
         if meta.get("format") != FORMAT:
             raise StorageError(
@@ -92,10 +98,10 @@ def load_npz(path: Path, *, mapped: bool = False) -> Bags:
         raise StorageError(f"{path} does not exist: check the path.") from error
     except (IsADirectoryError, PermissionError) as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}.") from error
-    except Exception as error:  # the reader of a damaged zip raises whatever it stumbles on
+    except Exception as error:  # a reader may raise anything on a damaged file
         raise StorageError(
             f"{path} is damaged or is not an .npz of bags ({type(error).__name__}: {error}); "
-            "make such a file with Bags.save."
+            "create one with Bags.save."
         ) from error
 
 
@@ -103,6 +109,6 @@ def _mapped_instances(path: Path) -> FileArray:
     instances = map_npz(path, "instances")
     if instances is None or instances.ndim != 2:
         raise StorageError(
-            f"The instances of {path} cannot be mapped: they are compressed, or no vectors; load them whole."
+            f"The instances of {path} cannot be mapped: they are compressed or not vectors; do not map them."
         )
     return FileArray([Part(path, "instances", instances.shape, instances.dtype)], instances.dtype)

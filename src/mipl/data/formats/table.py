@@ -1,4 +1,4 @@
-"""Tables (CSV, TSV, XLSX, Parquet): candidate sets and labels in and out, predictions out and in."""
+"""Read and write tables (CSV, TSV, XLSX, Parquet) of candidate sets, labels and predictions."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ IDS = ("bag_id", "slide_id", "FILENAME")  # STAMP's FILENAME ends in the suffix 
 FEATURE_FILES = (".h5", ".pt", ".npy", ".npz")
 KNOWN = {*IDS, *GROUPS, "candidates", "label", "weights"}
 BINARY = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
-Rows = dict[int, dict[str, str]]  # the fields by the row's number in the file; the header is row 1
+Rows = dict[int, dict[str, str]]  # the fields by row number in the file; the header is row 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LabelTable:
-    """What a table says of m bags, in the order of its rows; classes are names."""
+    """The candidate sets, labels, groups and weights of m bags, in the order of the table's rows."""
 
-    ids: tuple[str, ...]  # m distinct ones
+    ids: tuple[str, ...]  # m distinct ids
     classes: tuple[str, ...]  # k, sorted, or in the order of the table's 0/1 columns
-    sets: tuple[tuple[str, ...], ...] | None = None  # m candidate sets, none of them empty
+    sets: tuple[tuple[str, ...], ...] | None = None  # m non-empty candidate sets
     labels: tuple[str, ...] | None = None  # m
     groups: tuple[str, ...] | None = None  # m, for example the patient
     weights: NDArray[np.float32] | None = None  # (m, k)
 
     def select(self, ids: Sequence[str]) -> LabelTable:
-        """Return the rows of these bags, in this order; each must be in the table."""
-        place = {bag: i for i, bag in enumerate(self.ids)}
-        rows = [place[bag] for bag in ids]
+        """Return the rows of these bags in this order; all of them must be in the table."""
+        position = {bag: i for i, bag in enumerate(self.ids)}
+        rows = [position[bag] for bag in ids]
         return dataclasses.replace(
             self,
             ids=tuple(ids),
@@ -60,16 +60,21 @@ class LabelTable:
 
 
 def read_table(path: Path, required: Sequence[str], *, strip: bool = True) -> Rows:
-    """Read a table with a header; every row has every column, and the required ones are there.
+    """Read a table with a header; every row must have every column.
 
     A file that ends in .tsv, .xlsx (its first sheet) or .parquet is read as such, any other as CSV. Fields
-    are text, whole numbers without a point. Rows of a Parquet file, which has no header row, count from 1.
+    are text; integers have no decimal point. Rows of a Parquet file, which has no header row, count from 1.
+
+    Args:
+        path: the file.
+        required: columns that the table must have.
+        strip: remove blanks around the fields.
     """
     return read_rows(path, required, strip=strip)[1]
 
 
 def read_rows(path: Path, required: Sequence[str] = (), *, strip: bool = True) -> tuple[list[str], Rows]:
-    """Return the header and the rows of :func:`read_table`."""
+    """Read the header and the rows of a table, as :func:`read_table`."""
     header, rows = read_cells(path)
     header = plain_header(path, header)
     for name in required:
@@ -83,16 +88,16 @@ def read_rows(path: Path, required: Sequence[str] = (), *, strip: bool = True) -
 
 
 def split_names(text: str) -> list[str]:
-    """Return the distinct names that a field such as ``a|b`` holds."""
+    """Return the distinct names in a field such as ``a|b``."""
     return list(dict.fromkeys(name.strip() for name in text.split(SEPARATOR) if name.strip()))
 
 
 def weight_matrix(
     fields: Sequence[str], sets: Sequence[Sequence[str]], classes: Sequence[str], where: Sequence[str]
 ) -> NDArray[np.float32]:
-    """Return initial weights (m, k) with sum 1 from a field such as ``0.7|0.3`` for each set of names."""
+    """Return initial weights (m, k) with sum 1 from one field such as ``0.7|0.3`` per candidate set."""
     weights = np.zeros((len(fields), len(classes)), dtype=np.float32)
-    place = {name: j for j, name in enumerate(classes)}
+    column = {name: j for j, name in enumerate(classes)}
     for row, field, names, what in zip(weights, fields, sets, where, strict=True):
         try:
             values = [float(part) for part in field.split(SEPARATOR)]
@@ -104,14 +109,15 @@ def weight_matrix(
             )
         total = sum(values)
         if not math.isfinite(total) or total <= 0 or min(values) < 0:
-            raise DataError(f"{what} has the weights {field}: use numbers from 0 up, not all of them 0.")
-        # Bags take a sum near 1 for 1: such weights stay as they are, so that what was written is read back.
-        row[[place[name] for name in names]] = np.array(values) / (1.0 if abs(total - 1.0) <= 1e-4 else total)
+            raise DataError(f"{what} has the weights {field}: use numbers of at least 0, not all of them 0.")
+        # Bags accept a sum near 1: such weights are not scaled, so that written weights are read exactly.
+        scale = 1.0 if abs(total - 1.0) <= 1e-4 else total
+        row[[column[name] for name in names]] = np.array(values) / scale
     return weights
 
 
 def complete(path: Path, column: str, values: Sequence[str], ids: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the values of a column if every bag has one, None if none has; some are an error."""
+    """Return the values of a column, or None if it is empty; a partly filled column is an error."""
     if not any(values):
         return None
     if not all(values):
@@ -121,16 +127,16 @@ def complete(path: Path, column: str, values: Sequence[str], ids: Sequence[str])
 
 
 def read_label_table(path: Path) -> LabelTable:
-    """Read what a table says of bags.
+    """Read a table of candidate sets, labels, groups and weights.
 
     Columns: ``bag_id``, ``slide_id`` or STAMP's ``FILENAME`` (without the suffix of a feature file); then,
     where known, ``candidates`` (class names separated by ``|``), ``label``, the patient as ``group``,
     ``case_id``, ``patient`` or ``PATIENT``, and ``weights`` (numbers in the order of the candidates,
-    separated by ``|``, scaled to sum 1). A field is filled in for every bag, or for none.
+    separated by ``|``, scaled to sum 1). A column has a value for every bag, or for none.
 
-    In place of ``candidates`` there may be one column for each class with 0 or 1 (or false or true) in it:
-    every other column that holds nothing else, unless no label is the name of such a column. All else, such
-    as an age, is ignored; beside a yes-or-no column that is no class, use ``candidates``.
+    Instead of ``candidates`` there may be one column per class with 0 or 1 (or false or true): every other
+    column with only such values, unless no label is the name of one. Other columns, such as an age, are
+    ignored. In a table with binary columns that are not classes, use ``candidates``.
     """
     header, rows = read_rows(path)
     check_not_predictions(path, header)
@@ -168,15 +174,19 @@ def read_label_table(path: Path) -> LabelTable:
 
 
 def apply_label_table(bags: Bags, path: Path, *, missing_truth: bool = False) -> Bags:
-    """Return the bags with the candidate sets, and whatever else is known, of a table of their ids.
+    """Return the bags with the candidate sets, labels, groups and weights of a table.
 
-    The columns are those of :func:`read_label_table`. The bags' classes are kept, but 0 … k−1 only if the
-    table, too, speaks of whole numbers; their groups are kept where the table has none. ``missing_truth``:
-    a label may be outside its candidate set.
+    Classes that are names stay; classes 0 … k−1 stay only if the classes in the table are integers too.
+    Groups stay if the table has none.
+
+    Args:
+        bags: the bags; the table must have one row per bag.
+        path: a table with the columns of :func:`read_label_table`.
+        missing_truth: allow true labels outside their candidate sets.
     """
     table = read_label_table(path)
     if table.sets is None:
-        raise DataError(f"{path} has no column 'candidates', nor a 0/1 column for each class: add either.")
+        raise DataError(f"{path} has no column 'candidates' and no 0/1 column per class: add either.")
     _match(path, table.ids, bags)
     ids = bags.ids.tolist()
     table = table.select(ids)
@@ -188,7 +198,7 @@ def apply_label_table(bags: Bags, path: Path, *, missing_truth: bool = False) ->
         matrix = candidate_matrix(table.sets, names, ids)
         labels = None if table.labels is None else label_array(table.labels, names, ids)
         weights = None
-        if table.weights is not None:  # then each of the table's classes is in a set or a label, and so known
+        if table.weights is not None:  # then every class of the table occurs in a set or a label and is known
             weights = np.zeros(matrix.shape, dtype=np.float32)
             weights[:, [names.index(name) for name in table.classes]] = table.weights
         return dataclasses.replace(
@@ -214,9 +224,16 @@ def write_labels(
     groups: Any = None,
     weights: Any = None,
 ) -> None:
-    """Write a CSV file that :func:`read_label_table` reads back exactly: bag_id and what is not None.
+    """Write a CSV file from which :func:`read_label_table` restores the same values.
 
-    ``candidates`` (m, k) 0/1, ``labels`` (m,) indices into ``classes``, ``groups`` (m,), ``weights`` (m, k).
+    Args:
+        path: the file.
+        ids: ids of the m bags.
+        candidates: 0/1 matrix (m, k), or None.
+        classes: names of the k classes.
+        labels: indices into ``classes`` (m,), or None.
+        groups: (m,), or None.
+        weights: (m, k), or None.
     """
     if path.suffix.lower() != ".csv":
         raise StorageError(f"{path} should end in .csv.")
@@ -230,7 +247,7 @@ def write_labels(
 def label_fields(
     ids: Sequence[str], candidates: Any, classes: Classes, labels: Any, groups: Any, weights: Any
 ) -> dict[str, list[str]]:
-    """Return the columns of :func:`write_labels`, m fields each; what could not be read back is refused."""
+    """Return the columns of :func:`write_labels`; raise an error for values that could not be restored."""
     names = [str(name) for name in classes]
     columns = {"bag_id": list(ids)}
     if candidates is not None:
@@ -242,7 +259,7 @@ def label_fields(
     if weights is not None:
         if candidates is None or weights.shape != matrix.shape or (weights[~matrix] != 0).any():
             raise DataError(
-                "Initial weights need candidates: bags × classes, 0 where a class is none of them."
+                "Initial weights need candidates: bags × classes, 0 for classes that are not candidates."
             )
         pairs = zip(weights, matrix, strict=True)
         columns["weights"] = [SEPARATOR.join(repr(float(w)) for w in row[chosen]) for row, chosen in pairs]
@@ -254,8 +271,8 @@ def label_fields(
         for name in given:
             if not name or name != name.strip() or (what == "class" and SEPARATOR in name):
                 raise DataError(
-                    f"The {what} '{name}' cannot be written to a table, where names are not empty, "
-                    f"neither begin nor end with a blank, and '{SEPARATOR}' separates classes: rename it."
+                    f"The {what} '{name}' cannot be written to a table, where names are not empty, do not "
+                    f"start or end with a blank, and '{SEPARATOR}' separates classes: rename it."
                 )
             if any("\ud800" <= letter <= "\udfff" for letter in name):
                 raise DataError(f"The {what} {name!a} is not valid Unicode: rename it.")
@@ -267,7 +284,7 @@ def label_fields(
 def write_predictions(
     path: Path, ids: Sequence[str], classes: Sequence[Any], probabilities: NDArray[Any]
 ) -> None:
-    """Write bag_id, predicted, confidence and p(class) for each class, with all digits."""
+    """Write bag_id, predicted, confidence and p(class) for each class, in full precision."""
     with atomic_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["bag_id", "predicted", "confidence", *(f"p({name})" for name in classes)])
@@ -279,16 +296,16 @@ def write_predictions(
 def read_predictions(path: Path) -> tuple[list[str], list[str], NDArray[np.float64]]:
     """Read ids, class names and probabilities (m, k) written by :func:`write_predictions`.
 
-    The predicted class was once called ``label``; such a file is read as well.
+    In older files the column ``predicted`` is called ``label``.
     """
     header, rows = read_rows(path, ("bag_id", "confidence"), strip=False)
     needed_column(path, header, ("predicted", "label"))
     if not rows:
-        raise DataError(f"{path} has no prediction: it holds only a header.")
+        raise DataError(f"{path} has no predictions, only a header.")
     columns = [name for name in header if name.startswith("p(") and name.endswith(")")]
     if len(columns) < 2:
         raise DataError(
-            f"{path} has {len(columns)} columns of probabilities, p(class): at least two are needed."
+            f"{path} has {len(columns)} columns of probabilities, p(class): at least two are required."
         )
     ids = _ids(path, rows)
     probabilities = np.empty((len(rows), len(columns)))
@@ -307,13 +324,13 @@ def read_predictions(path: Path) -> tuple[list[str], list[str], NDArray[np.float
 def _sets(
     path: Path, header: list[str], rows: Rows, labels: Sequence[str] | None
 ) -> tuple[list[list[str]] | None, tuple[str, ...]]:
-    """Return the candidate sets, if there are any, and the classes."""
+    """Return the candidate sets, or None, and the classes."""
     if "candidates" in header:
         sets = [split_names(row["candidates"]) for row in rows.values()]
         return sets, tuple(map(str, infer_classes(sets, labels)))
-    spoken = {name: {row[name].lower() for row in rows.values()} - {""} for name in header}
-    columns = [name for name in header if name and name not in KNOWN and spoken[name]]
-    columns = [name for name in columns if spoken[name] <= BINARY.keys()]
+    values = {name: {row[name].lower() for row in rows.values()} - {""} for name in header}
+    columns = [name for name in header if name and name not in KNOWN and values[name]]
+    columns = [name for name in columns if values[name] <= BINARY.keys()]
     if not columns or (labels is not None and not set(labels) & set(columns)):
         return None, tuple(map(str, infer_classes(None, labels)))
     for number, row in rows.items():
@@ -321,7 +338,7 @@ def _sets(
             raise DataError(f"{path}, row {number} has nothing in column '{empty[0]}': write 0 or 1.")
         if labels is not None and row["label"] not in columns:
             raise DataError(
-                f"{path}, row {number} has the label '{row['label']}', for which there is no column."
+                f"{path}, row {number} has the label '{row['label']}', which is not a column."
                 f"{suggest(row['label'], columns)}"
             )
     return [[name for name in columns if BINARY[row[name].lower()]] for row in rows.values()], tuple(columns)

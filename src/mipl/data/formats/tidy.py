@@ -1,7 +1,8 @@
-"""One tidy table of instances, as CSV, TSV or Parquet: one row an instance, one column a feature."""
+"""Bags in one table (CSV, TSV or Parquet) with one row per instance and one column per feature."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,81 +32,59 @@ from mipl.files import atomic_file
 
 Array = NDArray[Any]
 IDS = ("bag_id", "slide_id")
-PLACE = ("x", "y")
+COORDINATES = ("x", "y")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-BLOCK = 1 << 24  # bytes that are parsed at once: no row may be longer
+BLOCK = 1 << 24  # bytes that are parsed at once, and the maximum length of a row
 LARGEST = float(np.finfo(np.float32).max)
 
 
 def read_tidy(path: Path, *, ignore: Iterable[str] = (), missing_truth: bool = False) -> Bags:
-    """Read bags of vectors from a table with one row an instance; a bag's rows need not be adjacent.
+    """Read bags of vectors from a table with one row per instance; the rows of a bag need not be adjacent.
 
-    Columns: ``bag_id`` or ``slide_id``; what is known of the bag, the same in each of its rows, as
-    ``candidates`` (names separated by ``|``), ``weights`` (numbers in their order), ``label``, and the
-    patient as ``group``, ``case_id``, ``patient`` or ``PATIENT``; of the instance, ``instance_label``
-    (empty: none of the classes) and coordinates ``x`` and ``y``. Every other column with a name is a feature,
-    unless it is among ``ignore``; :attr:`Bags.feature_names` says which. The separator may be a comma, a
-    semicolon or a tab; the case of known columns does not matter. ``missing_truth``: a label may be outside
-    its candidate set.
-    Features are float32, or float64 if Parquet says so of one. Classes are the names in the table, sorted,
-    or 0 … k−1 if they are just these numbers.
+    Columns: ``bag_id`` or ``slide_id``; optional columns of the bag, with the same value in each of its rows,
+    are ``candidates`` (names separated by ``|``), ``weights`` (numbers in their order), ``label``, and the
+    patient as ``group``, ``case_id``, ``patient`` or ``PATIENT``; optional columns of the instance are
+    ``instance_label`` (empty: none of the classes) and the coordinates ``x`` and ``y``. Every other column
+    with a name is a feature, listed in :attr:`Bags.feature_names`. The delimiter may be a comma, a semicolon
+    or a tab; the case of known columns does not matter. Features are float32, or float64 if one of them is
+    float64 in Parquet. Classes are the sorted names in the table, or 0 … k−1 if they are these numbers.
+
+    Args:
+        path: the table.
+        ignore: columns that are not features.
+        missing_truth: allow true labels outside their candidate sets.
+
+    Raises:
+        DataError: a column or field is wrong; the message names the row.
+        StorageError: the file cannot be read.
     """
     columns = _columns(path, tuple(ignore))
-    placed = set(PLACE) <= columns.keys()
-    features = [name for name in columns if name and name not in TEXT and not (placed and name in PLACE)]
-    if not features:
-        raise DataError(f"{path} has no column of features: its header is {listed(columns, SHOWN)}.")
-    check_features(path, features)
-    bag, ids = _coded(columns[needed_column(path, list(columns), IDS)])
-    if not ids:
-        raise DataError(f"{path} has no row: there is no bag.")
-    if "" in ids:
-        i = int(np.flatnonzero(bag == ids.index(""))[0])
-        raise DataError(f"{path}, row {_row(path, i)} does not say which bag it belongs to: fill it in.")
-    sizes = np.bincount(bag)
-    order = np.argsort(bag, kind="stable")
-    first = order[np.cumsum(sizes) - sizes]
-
-    def of_bags(name: str | None) -> tuple[str, ...] | None:
-        if name not in columns:
-            return None
-        code, values = _coded(columns[name])
-        changed = np.flatnonzero(code != code[first][bag])
-        if len(changed):
-            i = int(changed[0])
-            raise DataError(
-                f"{path}, row {_row(path, i)} gives bag '{ids[bag[i]]}' the {name} '{values[code[i]]}', but "
-                f"an earlier row '{values[code[first][bag[i]]]}': write the same in every row of a bag."
-            )
-        return complete(path, str(name), [values[c] for c in code[first]], ids)
-
-    labels, groups = of_bags("label"), of_bags(one_column(path, list(columns), GROUPS))
-    texts, shares = of_bags("candidates"), of_bags("weights")
+    features = _feature_columns(path, columns)
+    rows = _Rows.of(path, columns)
+    labels = rows.per_bag("label")
+    groups = rows.per_bag(one_column(path, list(columns), GROUPS))
+    texts, weight_texts = rows.per_bag("candidates"), rows.per_bag("weights")
+    if weight_texts is not None and texts is None:
+        raise DataError(f"{path} has weights without the column 'candidates' whose order they follow.")
     sets = None if texts is None else [split_names(text) for text in texts]
-    code, values = _coded(columns["instance_label"]) if "instance_label" in columns else (None, [])
+    code, values = _encode(columns["instance_label"]) if "instance_label" in columns else (None, [])
     classes = _classes({name for names in sets or () for name in names} | {*(labels or ()), *values} - {""})
     check_classes(path, classes)
-    known = tuple(str(name) for name in classes)
-    instance_labels = None
-    if code is not None:
-        index = {name: j for j, name in enumerate(known)}
-        instance_labels = np.array([index.get(value, -1) for value in values])[code][order]
-    source = _matrix(path, columns, features, order)
-    coordinates = _matrix(path, columns, PLACE, order) if placed else None
-    if shares is not None and sets is None:
-        raise DataError(f"{path} has weights without the column 'candidates' whose order they follow.")
-    where = [f"{path}: Bag '{bag_id}'" for bag_id in ids]
-    weights = None if shares is None else weight_matrix(shares, sets or [], known, where)
+    names = tuple(str(name) for name in classes)
+    source = _matrix(path, columns, features, rows.order)
+    coordinates = _matrix(path, columns, COORDINATES, rows.order) if _has_coordinates(columns) else None
+    where = [f"{path}: Bag '{bag}'" for bag in rows.ids]
+    weights = None if weight_texts is None else weight_matrix(weight_texts, sets or [], names, where)
     try:
         return Bags(
             source=source,
-            starts=np.cumsum(sizes) - sizes,
-            sizes=sizes,
+            starts=np.cumsum(rows.sizes) - rows.sizes,
+            sizes=rows.sizes,
             classes=classes,
-            ids=np.array(ids, dtype=np.str_),
-            candidates=None if sets is None else candidate_matrix(sets, known, ids),
-            labels=None if labels is None else label_array(labels, known, ids),
-            instance_labels=instance_labels,
+            ids=np.array(rows.ids, dtype=np.str_),
+            candidates=None if sets is None else candidate_matrix(sets, names, rows.ids),
+            labels=None if labels is None else label_array(labels, names, rows.ids),
+            instance_labels=None if code is None else _class_indices(values, names)[code][rows.order],
             coordinates=coordinates,
             groups=None if groups is None else np.array(groups, dtype=np.str_),
             weights=weights,
@@ -116,11 +95,72 @@ def read_tidy(path: Path, *, ignore: Iterable[str] = (), missing_truth: bool = F
         raise DataError(f"{path}: {error}") from error
 
 
-def write_tidy(bags: Bags, path: Path) -> None:
-    """Write ``bags`` of vectors as .csv, .tsv or .parquet; :func:`read_tidy` gives them back.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rows:
+    """The bag of each row of a table."""
 
-    What a table cannot hold is left out: provenance, the order of the classes, classes that no bag speaks of,
-    and, in text, that features were float64 and not float32. An .npz file keeps everything.
+    path: Path
+    columns: dict[str, Any]
+    ids: list[str]  # m, in order of appearance
+    bag: IntArray  # (rows,) index into ids
+    sizes: IntArray  # (m,)
+    order: IntArray  # (rows,) rows sorted by bag
+    first: IntArray  # (m,) first row of each bag
+
+    @classmethod
+    def of(cls, path: Path, columns: dict[str, Any]) -> _Rows:
+        """Group the rows by the column of bag ids."""
+        bag, ids = _encode(columns[needed_column(path, list(columns), IDS)])
+        if not ids:
+            raise DataError(f"{path} has no rows: there is no bag.")
+        if "" in ids:
+            i = int(np.flatnonzero(bag == ids.index(""))[0])
+            raise DataError(f"{path}, row {_row(path, i)} has no bag id: fill it in.")
+        sizes = np.bincount(bag)
+        order = np.argsort(bag, kind="stable")
+        return cls(path, columns, ids, bag, sizes, order, order[np.cumsum(sizes) - sizes])
+
+    def per_bag(self, name: str | None) -> tuple[str, ...] | None:
+        """Return the value of a column for each bag, or None; different values in one bag are an error."""
+        if name not in self.columns:
+            return None
+        code, values = _encode(self.columns[name])
+        expected = code[self.first][self.bag]
+        changed = np.flatnonzero(code != expected)
+        if len(changed):
+            i = int(changed[0])
+            raise DataError(
+                f"{self.path}, row {_row(self.path, i)} gives bag '{self.ids[self.bag[i]]}' the {name} "
+                f"'{values[code[i]]}', but an earlier row '{values[expected[i]]}': give the same value in "
+                "every row of a bag."
+            )
+        return complete(self.path, str(name), [values[c] for c in code[self.first]], self.ids)
+
+
+def _has_coordinates(columns: Iterable[str]) -> bool:
+    return set(COORDINATES) <= set(columns)
+
+
+def _feature_columns(path: Path, columns: dict[str, Any]) -> list[str]:
+    known = {*TEXT, *(COORDINATES if _has_coordinates(columns) else ()), ""}
+    features = [name for name in columns if name not in known]
+    if not features:
+        raise DataError(f"{path} has no feature columns: its header is {listed(columns, SHOWN)}.")
+    check_features(path, features)
+    return features
+
+
+def _class_indices(values: Sequence[str], names: Sequence[str]) -> IntArray:
+    """Return the index of each value in ``names``, −1 for an empty one."""
+    index = {name: j for j, name in enumerate(names)}
+    return np.array([index.get(value, -1) for value in values])
+
+
+def write_tidy(bags: Bags, path: Path) -> None:
+    """Write ``bags`` of vectors as .csv, .tsv or .parquet for :func:`read_tidy`.
+
+    A table loses the provenance, the order of the classes, classes that no bag has and, as text, the
+    difference between float64 and float32. An .npz file preserves everything.
     """
     import pyarrow
 
@@ -131,12 +171,12 @@ def write_tidy(bags: Bags, path: Path) -> None:
     )
     columns = {name: np.repeat(np.array(texts, dtype=object), bags.sizes) for name, texts in fields.items()}
     if bags.instance_labels is not None:
-        names = np.array([*map(str, bags.classes), ""], dtype=object)  # the last one is that of −1
+        names = np.array([*map(str, bags.classes), ""], dtype=object)  # index −1 is the last one
         columns["instance_label"] = names[bags.instance_labels[bags.rows()]]
     if bags.coordinates is not None:
-        columns |= dict(zip(PLACE, bags.coordinates[bags.rows()].T, strict=True))
+        columns |= dict(zip(COORDINATES, bags.coordinates[bags.rows()].T, strict=True))
     features = bags.instances
-    if features.dtype == np.float16:  # not every reader of Parquet has it
+    if features.dtype == np.float16:  # not supported by every reader of Parquet
         features = features.astype(np.float32)
     named = bags.feature_names or [f"f{j}" for j in range(features.shape[1])]
     columns |= dict(zip(named, features.T, strict=True))
@@ -156,18 +196,18 @@ def _check_writable(bags: Bags) -> None:
     if len(bags.feature_shape) != 1 or bags.source.dtype == np.uint8:
         raise DataError(
             f"The instances are images ({bags.source.dtype}, shape {bags.feature_shape}): "
-            "a table holds vectors of floats; write an .npz file."
+            "a table is for vectors of floats; write an .npz file."
         )
     if not len(bags):
         raise DataError("There is no bag to write.")
     if bags.missing_truth:
         raise DataError(
-            "True labels may be outside their candidate sets, which a table cannot say: write an .npz file."
+            "A table cannot store that true labels may be outside their candidate sets: write an .npz file."
         )
     for name in bags.feature_names or ():
-        if name in (*TEXT, *PLACE, "") or name != name.strip():
-            raise DataError(f"A table cannot hold a feature with the name '{name}': write an .npz file.")
-    if bags.coordinates is not None and bags.coordinates.shape[1] != len(PLACE):
+        if name in (*TEXT, *COORDINATES, "") or name != name.strip():
+            raise DataError(f"A table cannot have a feature with the name '{name}': write an .npz file.")
+    if bags.coordinates is not None and bags.coordinates.shape[1] != len(COORDINATES):
         raise DataError(
             f"The coordinates have {bags.coordinates.shape[1]} columns, but a table has x and y: "
             "write an .npz file."
@@ -182,7 +222,7 @@ def _suffix(path: Path) -> str:
 
 
 def _columns(path: Path, ignore: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of a table by name, each a `pyarrow.ChunkedArray`."""
+    """Read the columns of a table by name, each a `pyarrow.ChunkedArray`."""
     table = parquet_table(path) if _suffix(path) == ".parquet" else _text_table(path, ignore)
     header = plain_header(path, table.column_names)
     columns = dict(zip(header, table.columns, strict=True))
@@ -196,21 +236,21 @@ def _kept(path: Path, header: Sequence[str], ignore: Sequence[str]) -> list[str]
 
 
 def _text_table(path: Path, ignore: Sequence[str]) -> Any:
-    """Return a CSV or TSV file as a `pyarrow.Table`, its features float32, its coordinates as they are."""
+    """Read a CSV or TSV file as a `pyarrow.Table`: features as float32, coordinates by inference."""
     import pyarrow
     from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 
     delimiter, header = text_header(path)
     names = plain_header(path, header)
     kept = _kept(path, names, ignore)
-    free = {*PLACE, ""} if set(PLACE) <= set(kept) else {""}
+    inferred = {*COORDINATES, ""} if _has_coordinates(kept) else {""}
     kinds = {
         raw: pyarrow.float32() if name in kept and name not in TEXT else pyarrow.string()
         for raw, name in zip(header, names, strict=True)
-        if name not in free
+        if name not in inferred
     }
     try:
-        # a path, not a file object: a thread of Arrow that holds a Python object may outlive the interpreter
+        # a path, not a file object: a thread of Arrow with a Python object may outlive the interpreter
         return read_csv(
             str(path),
             ReadOptions(block_size=BLOCK),
@@ -219,11 +259,11 @@ def _text_table(path: Path, ignore: Sequence[str]) -> Any:
         )
     except (pyarrow.ArrowException, OSError) as error:
         numbers = [name for name in kept if name not in TEXT and name]
-        raise _explained(path, numbers, str(error)) from error
+        raise _explain(path, numbers, str(error)) from error
 
 
-def _coded(column: Any) -> tuple[IntArray, list[str]]:
-    """Return a column of text as codes (rows,) and the values they stand for, in order of appearance."""
+def _encode(column: Any) -> tuple[IntArray, list[str]]:
+    """Encode a column of text as codes (rows,) and their values, in order of appearance."""
     import pyarrow
 
     if pyarrow.types.is_dictionary(column.type):
@@ -237,15 +277,15 @@ def _coded(column: Any) -> tuple[IntArray, list[str]]:
 
 
 def _matrix(path: Path, columns: dict[str, Any], names: Sequence[str], order: IntArray) -> Array:
-    """Return columns of numbers as one array (rows, columns), its rows in the given order."""
+    """Return columns of numbers as one array (rows, columns) with the rows in the given order."""
     from pyarrow import types
 
     for name in names:
         kind = columns[name].type
         number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
         if columns[name].null_count or not number:
-            raise _explained(path, names, f"column '{name}' is of type {kind}")
-    if names is PLACE:
+            raise _explain(path, names, f"column '{name}' is of type {kind}")
+    if names is COORDINATES:
         dtype = np.result_type(*(columns[name].type.to_pandas_dtype() for name in names))
     else:
         wide = any(types.is_float64(columns[name].type) for name in names)
@@ -253,8 +293,8 @@ def _matrix(path: Path, columns: dict[str, Any], names: Sequence[str], order: In
     matrix = np.empty((len(order), len(names)), dtype=dtype)
     for j, name in enumerate(names):
         matrix[:, j] = columns[name].to_numpy()[order]
-    if not (matrix.min() >= -LARGEST and matrix.max() <= LARGEST):  # NaN is neither
-        raise _explained(path, names, "a number is NaN, infinite or too large")
+    if not (matrix.min() >= -LARGEST and matrix.max() <= LARGEST):  # NaN fails too
+        raise _explain(path, names, "a number is NaN, infinite or too large")
     return matrix
 
 
@@ -264,25 +304,25 @@ def _classes(names: set[str]) -> Classes:
 
 
 def _row(path: Path, index: int) -> int:
-    """Return the number that a user sees of a row; only an error asks for it, so the file is read again."""
+    """Return the row number in the file; only errors need it, so the file is read again."""
     numbers = list(read_rows(path)[1])
     return numbers[index] if index < len(numbers) else index + 2
 
 
-def _explained(path: Path, names: Sequence[str], detail: str) -> MiplError:
-    """Return an error that names the first field of these columns that is not a finite number."""
+def _explain(path: Path, names: Sequence[str], detail: str) -> MiplError:
+    """Return an error that names the first field of these columns without a finite number."""
     for number, row in read_rows(path)[1].items():
         for name in names:
             if not _is_number(row[name]):
-                held = f"'{row[name]}'" if row[name] else "nothing"
-                hint = "mend it, or leave the column out with --ignore"
+                content = f"'{row[name]}'" if row[name] else "nothing"
+                hint = "correct it, or leave the column out with --ignore"
                 if (near := near_miss(name, TEXT)) is not None:
                     hint = f"is the column meant to be '{near}'? Rename it, or leave it out with --ignore"
                 elif _is_number(row[name].replace(",", ".")):
                     hint = "write decimals with a point, not with a comma"
                 return DataError(
-                    f"{path}, row {number} has {held} in column '{name}', where a finite number is needed: "
-                    f"{hint}."
+                    f"{path}, row {number} has {content} in column '{name}', where a finite number is "
+                    f"expected: {hint}."
                 )
     return StorageError(f"{path} cannot be read as a table of features: {' '.join(detail.split())[:200]}.")
 

@@ -1,4 +1,4 @@
-"""Images to bags: generators, patch encoders, and folders of images."""
+"""From images to bags: bag generators, patch encoders and folders of images."""
 
 from mipl.data.images.folder import ImageBag, Summary, generate, image_bags, list_images
 from mipl.data.images.generators import Generator, Instances

@@ -1,4 +1,4 @@
-"""From a folder of images to bags: one feature file an image, in CLAM's layout, or bags in memory."""
+"""From a folder of images to bags: one feature file per image in CLAM's layout, or bags in memory."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from mipl.files import atomic_file, check_folder, read_json, write_json
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp")
 RECORD = "generator.json"
-PLACE = "upper left corner"  # what coordinates are, as slide tools write them and `mipl explain` draws them
-Report = Callable[[int, str], None]  # how many images are done, and the last one's id
+PLACE = "upper left corner"  # meaning of coordinates, as in slide tools and `mipl explain`
+Report = Callable[[int, str], None]  # called with the number of finished images and the last one's id
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageFile:
-    """An image of a folder, and the bag it becomes."""
+    """An image file, and the id and label of its bag."""
 
     path: Path
-    id: str  # flat, and safe as the name of a file
-    label: str | None  # the subfolder's name
+    id: str  # valid as a file name
+    label: str | None  # name of the subfolder
 
 
 class ImageBag(NamedTuple):
-    """An image as a bag in memory."""
+    """The bag of an image, in memory."""
 
     id: str
     label: str | None
@@ -45,42 +45,42 @@ class ImageBag(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What :func:`generate` did."""
+    """The result of :func:`generate`."""
 
     out: Path
-    made: int
-    kept: int  # finished by an earlier call
+    made: int  # bags written by this call
+    kept: int  # bags written by an earlier call
     skipped: tuple[Path, ...]  # could not be read
 
 
 def list_images(folder: Path) -> list[ImageFile]:
-    """Return the images in ``folder``, or in one subfolder for each class, sorted by class and name.
+    """List the images in ``folder``, or in one subfolder per class, sorted by class and name.
 
-    Hidden files, deeper folders and links that lead out of the folder are passed over.
+    Hidden files, deeper folders and links out of the folder are ignored.
     """
     if not folder.is_dir():
         raise StorageError(f"{folder} is not a folder: give the folder of the images.")
     try:
         root = folder.resolve()
         images = _images(folder, root, None)
-        places = [place for place in _entries(folder, root) if place.is_dir()]
-        below = [image for place in places for image in _images(place, root, place.name)]
+        subfolders = [entry for entry in _entries(folder, root) if entry.is_dir()]
+        below = [image for subfolder in subfolders for image in _images(subfolder, root, subfolder.name)]
     except OSError as error:
         raise StorageError(f"{folder} cannot be listed: {error}.") from error
     if images and below:
         raise DataError(
-            f"{folder} holds images of its own, such as {images[0].path.name}, and in subfolders, such as "
-            f"{below[0].path.relative_to(folder)}: keep all in it, or all in one subfolder for each class."
+            f"{folder} has images directly, such as {images[0].path.name}, and in subfolders, such as "
+            f"{below[0].path.relative_to(folder)}: put all in it, or all in one subfolder per class."
         )
     images = images or below
     if not images:
         raise DataError(
-            f"{folder} holds no image ({', '.join(SUFFIXES)}), neither directly nor in subfolders; "
-            "links that lead out of it are not followed."
+            f"{folder} has no images ({', '.join(SUFFIXES)}), neither directly nor in subfolders; "
+            "links out of it are not followed."
         )
     seen: dict[str, Path] = {}
     for image in images:
-        key = image.id.casefold()  # some file systems do not tell A from a
+        key = image.id.casefold()  # some file systems are case-insensitive
         if key in seen:
             raise DataError(
                 f"{seen[key]} and {image.path} would both be the bag '{image.id}': rename one of them."
@@ -90,13 +90,13 @@ def list_images(folder: Path) -> list[ImageFile]:
 
 
 def read_image(path: Path) -> Image:
-    """Return an image as RGB (h, w, 3); grey is repeated, alpha is left out and 16 bits are reduced to 8."""
+    """Read an image as RGB (h, w, 3): grey is repeated, alpha is dropped, 16 bits are reduced to 8."""
     cv2 = require("cv2")
     try:
         content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}.") from error
-    try:  # not imread: it makes an image of half a file
+    try:  # not imread: it returns an image for half a file
         pixels = cv2.imdecode(content, cv2.IMREAD_COLOR) if len(content) else None
     except cv2.error:
         pixels = None
@@ -108,9 +108,12 @@ def read_image(path: Path) -> Image:
 def image_bags(
     folder: Path, generator: Generator | str, *, report: Report | None = None
 ) -> Iterator[ImageBag]:
-    """Yield the bag of each image, in the order of :func:`list_images`; nothing is written.
+    """Yield the bag of each image in the order of :func:`list_images`; nothing is written.
 
-    ``generator`` is one, or the name of one. A bag's label is None if there are no subfolders.
+    Args:
+        folder: folder of the images. The labels of bags are None if it has no subfolders.
+        generator: a generator or its name.
+        report: called after each image.
     """
     generator = make_generator(generator) if isinstance(generator, str) else generator
     done = 0
@@ -133,16 +136,22 @@ def generate(
 ) -> Summary:
     """Write ``out/h5_files/<id>.h5`` for each image, with ``features`` (n, d) and ``coords`` (n, 2).
 
-    ``generator`` is one, or the name of one. ``generator.json`` records it and, where there are subfolders,
-    ``labels.csv`` lists their images. A later call with the same generator finishes what an earlier one left:
-    a file that is whole, and whose image has not changed since, is kept. Where the work was interrupted does
-    not change the features.
+    ``generator.json`` records the generator and, if there are subfolders, ``labels.csv`` lists their images.
+    A later call with the same generator resumes an interrupted one: complete files whose images have not
+    changed are kept. The features do not depend on the interruption.
+
+    Args:
+        folder: folder of the images.
+        generator: a generator or its name.
+        out: folder to write to.
+        skip_unreadable: leave out images that cannot be read.
+        report: called after each image.
     """
     images = list_images(folder)
     generator = make_generator(generator) if isinstance(generator, str) else generator
-    places = {file.id: out / "h5_files" / f"{file.id}.h5" for file in images}
-    _claim(out, generator)
-    finished = {file.id for file in images if _is_whole(places[file.id], file)}
+    paths = {file.id: out / "h5_files" / f"{file.id}.h5" for file in images}
+    _record_generator(out, generator)
+    finished = {file.id for file in images if _is_complete(paths[file.id], file)}
     kept, skipped = len(finished), list[Path]()
     if report is not None:
         report(kept, "")
@@ -155,10 +164,10 @@ def generate(
             raise StorageError(f"{error} To leave such images out, use --skip-unreadable.") from error
         if all(file.id in finished for file, _ in read):
             continue
-        # All of the batch is encoded, even what is finished: the last bits of a feature depend on its batch.
+        # The whole batch is encoded, even finished images: the last bits of a feature depend on its batch.
         for (file, _), instances in zip(read, generator.make([pixels for _, pixels in read]), strict=True):
             if file.id not in finished:
-                _write(places[file.id], file, instances)
+                _write(paths[file.id], file, instances)
                 finished.add(file.id)
                 if report is not None:
                     report(len(finished) + len(skipped), file.id)
@@ -166,16 +175,16 @@ def generate(
     return Summary(out, len(finished) - kept, kept, tuple(skipped))
 
 
-def _entries(place: Path, root: Path) -> list[Path]:
-    found = (path for path in place.iterdir() if not path.name.startswith("."))
+def _entries(folder: Path, root: Path) -> list[Path]:
+    found = (path for path in folder.iterdir() if not path.name.startswith("."))
     inside = [path for path in found if path.exists() and path.resolve().is_relative_to(root)]
     return sorted(inside, key=lambda path: path.name)
 
 
-def _images(place: Path, root: Path, label: str | None) -> list[ImageFile]:
-    paths = [path for path in _entries(place, root) if path.suffix.lower() in SUFFIXES and path.is_file()]
+def _images(folder: Path, root: Path, label: str | None) -> list[ImageFile]:
+    paths = [path for path in _entries(folder, root) if path.suffix.lower() in SUFFIXES and path.is_file()]
     if paths and label is not None:
-        _check_label(label, place)
+        _check_label(label, folder)
     names = [path.stem if label is None else f"{label}__{path.stem}" for path in paths]
     return [
         ImageFile(path, re.sub(r"[^\w.-]", "_", unicodedata.normalize("NFC", name)), label)
@@ -183,10 +192,10 @@ def _images(place: Path, root: Path, label: str | None) -> list[ImageFile]:
     ]
 
 
-def _check_label(label: str, place: Path) -> None:
+def _check_label(label: str, folder: Path) -> None:
     if label != label.strip() or SEPARATOR in label or not label.isprintable():
         raise DataError(
-            f"The folder {str(place)!r} cannot name a class: rename it, without outer spaces or {SEPARATOR}."
+            f"The folder {str(folder)!r} cannot name a class: rename it, without outer spaces or {SEPARATOR}."
         )
 
 
@@ -198,7 +207,7 @@ def _batches(images: list[ImageFile], generator: Generator) -> Iterator[list[Ima
 def _read(
     batch: Sequence[ImageFile], generator: Generator, unreadable: list[Path] | None
 ) -> list[tuple[ImageFile, Image]]:
-    """Read a batch; what cannot be read is added to ``unreadable`` or, without such a list, an error."""
+    """Read a batch; unreadable images are added to ``unreadable``, or are errors if it is None."""
     read = []
     for file in batch:
         try:
@@ -216,8 +225,8 @@ def _read(
     return read
 
 
-def _claim(out: Path, generator: Generator) -> None:
-    """Record the generator in ``out``, or see that it is the one recorded there."""
+def _record_generator(out: Path, generator: Generator) -> None:
+    """Record the generator in ``out``, or check that it is the recorded one."""
     check_folder(out, RECORD)
     record = json.loads(json.dumps({"generator": generator.name, "settings": dict(generator.settings)}))
     path = out / RECORD
@@ -225,18 +234,18 @@ def _claim(out: Path, generator: Generator) -> None:
         old = read_json(path)
         if old != record:
             raise StorageError(
-                f"{out} holds features made by {_described(old)}, not by {_described(record)}: "
+                f"{out} has features of {_describe(old)}, not of {_describe(record)}: "
                 "give another folder, or delete this one."
             )
     else:
         with atomic_file(path) as temporary:
             write_json(temporary, record)
-    for leftover in (out / "h5_files").glob(".*.h5"):  # of a process that was killed while it wrote
+    for leftover in (out / "h5_files").glob(".*.h5"):  # of a process that was killed while writing
         with contextlib.suppress(OSError):
             leftover.unlink()
 
 
-def _described(record: dict[str, object]) -> str:
+def _describe(record: dict[str, object]) -> str:
     settings = record.get("settings")
     pairs = settings.items() if isinstance(settings, dict) else ()
     shown = ", ".join(f"{name} = {value}" for name, value in pairs)
@@ -244,12 +253,12 @@ def _described(record: dict[str, object]) -> str:
 
 
 def _stamp(path: Path) -> str:
-    """Return what changes when an image is replaced by another of its name."""
+    """Return size and time of a file, which change when the image is replaced."""
     status = path.stat()
     return f"{status.st_size} bytes, {status.st_mtime_ns} ns"
 
 
-def _is_whole(path: Path, image: ImageFile) -> bool:
+def _is_complete(path: Path, image: ImageFile) -> bool:
     import h5py
 
     if not path.is_file():
@@ -258,7 +267,7 @@ def _is_whole(path: Path, image: ImageFile) -> bool:
         with h5py.File(path, "r") as file:
             features, coordinates = file["features"][()], file["coords"][()]
             same = file.attrs["image"] == _stamp(image.path) and file["coords"].attrs["place"] == PLACE
-    except Exception:  # a damaged file makes h5py raise whatever it stumbles on
+    except Exception:  # h5py may raise anything on a damaged file
         return False
     fits = features.ndim == 2 and coordinates.shape == (len(features), 2)
     return bool(same and fits and np.isfinite(features).all())

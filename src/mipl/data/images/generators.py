@@ -1,4 +1,4 @@
-"""Bag generators that need no network: from an image, uint8 RGB (h, w, 3), to its instances."""
+"""Bag generators without a network: from an image, uint8 RGB (h, w, 3), to its instances."""
 
 from __future__ import annotations
 
@@ -15,39 +15,37 @@ from mipl.errors import DataError, SettingError
 Image = NDArray[np.uint8]  # (h, w, 3), RGB
 Array = NDArray[Any]
 
-SIDE = 8  # Row and SBN see the image reduced to 8×8
+SIDE = 8  # Row and SBN reduce the image to 8×8
 BLOB = 4  # KMeansSeg's blobs are 4×4 pixels
 SEGMENTS = (3, 6)
-DROP = 0.15  # one segment more must lower the error of k-means by this share, or it is not made
-GRID = 5  # SIFT describes the cells of a 5×5 grid
+DROP = 0.15  # fraction by which a further segment must lower the error of k-means
+GRID = 5  # SIFT computes one descriptor per cell of a 5×5 grid
 YCBCR = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Instances:
-    """What a generator makes of one image."""
+    """The instances of one image."""
 
     features: NDArray[np.float32]  # (n, d)
-    coordinates: NDArray[
-        np.float32
-    ]  # (n, 2): x and y of the upper left corner; the image spans 0 … w and 0 … h
+    coordinates: NDArray[np.float32]  # (n, 2): x and y of the upper left corner, in pixels
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Generator:
-    """A way from images to bags, and what has to be recorded to repeat it."""
+    """A function from images to bags, with the settings that reproduce it."""
 
     name: str
     make: Callable[[Sequence[Image]], list[Instances]]
     min_side: int  # of an image, in pixels
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # as JSON holds them
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # as JSON
     images_at_once: int = 1
 
 
 def row(image: Image) -> Instances:
-    """Return the 8 rows of the image reduced to 8×8: mean RGB, less the row above, less the row below (8, 9).
+    """Return the 8 rows of the image reduced to 8×8: mean RGB and its difference to both neighbours (8, 9).
 
-    RGB counts from 0 to 1. The missing neighbour of an outer row counts as the row itself.
+    RGB is from 0 to 1. The missing neighbour of an outer row is the row itself.
     """
     check_image(image, SIDE, "row")
     means = _reduced(image).mean(axis=1)  # (8, 3)
@@ -62,8 +60,8 @@ def row(image: Image) -> Instances:
 def sbn(image: Image) -> Instances:
     """Return the 2×2 blobs of the image reduced to 8×8 that have four neighbours (9, 15).
 
-    A blob is its mean RGB, from 0 to 1, then its difference to the blobs above, below, left and right of it.
-    Blobs move by one pixel, so there are 3×3 places from which all neighbours lie within the 8×8.
+    The features are the mean RGB of the blob, from 0 to 1, and its difference to the blobs above, below, left
+    and right of it. At 3×3 positions all four neighbours are within the image.
     """
     check_image(image, SIDE, "sbn")
     small = _reduced(image)
@@ -72,9 +70,7 @@ def sbn(image: Image) -> Instances:
     centre = blobs[own, own]
     neighbours = (blobs[near, own], blobs[far, own], blobs[own, near], blobs[own, far])
     features = np.concatenate([centre, *(centre - other for other in neighbours)], axis=-1)  # (3, 3, 15)
-    y, x = (
-        np.mgrid[own, own] + 0.5
-    )  # blobs overlap: what stands for one is the pixel-sized cell in its middle
+    y, x = np.mgrid[own, own] + 0.5  # blobs overlap: the position is the pixel in the middle of a blob
     height, width = image.shape[:2]
     return _instances(
         features.reshape(9, 15), np.stack([x.ravel() * width / SIDE, y.ravel() * height / SIDE], axis=1)
@@ -84,16 +80,16 @@ def sbn(image: Image) -> Instances:
 def kmeans_seg(image: Image) -> Instances:
     """Return the segments that k-means finds among 4×4 blobs, each the mean of its blobs (3–6, 6).
 
-    A blob is its mean Y, Cb and Cr and the energy of Y in three wavelet bands. k grows from 3 to 6 while
-    each step lowers the error by ``DROP``; an image of one or two different blobs has as many segments.
-    Segments are in the order of their first blob; a segment has no corner, so its place is the mean of its
+    The features of a blob are its mean Y, Cb and Cr and the energy of Y in three wavelet bands. k grows from
+    3 to 6 while each step lowers the error by ``DROP``; an image of one or two distinct blobs has as many
+    segments. Segments are in the order of their first blob. The coordinates of a segment are the mean of its
     blobs' centres.
     """
     from sklearn.cluster import KMeans
 
     check_image(image, 2 * BLOB, "kmeans")
     features, centres = _blobs(image)
-    features = features.round(6)  # so that blobs which differ by rounding alone are one
+    features = features.round(6)  # so that blobs which differ only by rounding are equal
     most = min(SEGMENTS[1], len(np.unique(features, axis=0)))
 
     def fit(k: int) -> Any:
@@ -114,7 +110,7 @@ def kmeans_seg(image: Image) -> Instances:
 
 
 def sift(image: Image) -> Instances:
-    """Return one upright SIFT descriptor for each cell of a 5×5 grid, each value 0 … 255 (25, 128)."""
+    """Return one upright SIFT descriptor per cell of a 5×5 grid, with values from 0 to 255 (25, 128)."""
     check_image(image, BLOB * GRID, "sift")
     cv2 = require("cv2")
     height, width = image.shape[:2]
@@ -134,7 +130,7 @@ def sift(image: Image) -> Instances:
 
 
 def check_image(image: Image, side: int, name: str) -> None:
-    """Raise an error if ``image`` is not (h, w, 3) uint8 or smaller than ``side`` in height or width."""
+    """Raise an error if ``image`` is not uint8 (h, w, 3) of at least ``side`` × ``side`` pixels."""
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
         raise DataError(f"An image is {image.dtype} of shape {image.shape}: give uint8, (h, w, 3).")
     height, width = image.shape[:2]
@@ -143,7 +139,7 @@ def check_image(image: Image, side: int, name: str) -> None:
 
 
 def require(module: str) -> Any:
-    """Return an optional module, or say how to install it."""
+    """Import an optional module; the error says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -159,13 +155,13 @@ def _instances(features: Array, coordinates: Array) -> Instances:
 def _reduced(image: Image) -> Array:
     """Return the image as 8×8 means over equal areas, from 0 to 1 (8, 8, 3)."""
     height, width = image.shape[:2]
-    rows = _shares(height) @ image.reshape(height, -1).astype(np.float32)  # (8, 3w)
-    small: Array = _shares(width) @ rows.reshape(SIDE, width, 3)  # (8, w) @ (8, w, 3), for each of 8 rows
+    rows = _overlaps(height) @ image.reshape(height, -1).astype(np.float32)  # (8, 3w)
+    small: Array = _overlaps(width) @ rows.reshape(SIDE, width, 3)  # (8, w) @ (8, w, 3)
     return small / 255
 
 
-def _shares(pixels: int) -> Array:
-    """Return how much of each of 8 equal cells each pixel fills (8, pixels); a pixel may lie in two cells."""
+def _overlaps(pixels: int) -> Array:
+    """Return the fraction of each of 8 equal cells that each pixel covers (8, pixels)."""
     edges = np.arange(SIDE + 1) * pixels / SIDE
     left = np.arange(pixels)
     overlap = np.minimum(edges[1:, None], left + 1) - np.maximum(edges[:-1, None], left)
@@ -176,7 +172,7 @@ def _blobs(image: Image) -> tuple[Array, Array]:
     """Return Y, Cb, Cr and three energies of each 4×4 blob (b, 6), and its centre (b, 2).
 
     Up to three pixels at the right and bottom edges belong to no blob. An energy is the root mean square of
-    one Haar band, so it has the unit of Y and k-means weighs it like a colour.
+    one Haar band, which has the unit of Y, so that k-means weights it like a colour.
     """
     rows, columns = image.shape[0] // BLOB, image.shape[1] // BLOB
     used = image[: rows * BLOB, : columns * BLOB] / 255.0

@@ -1,4 +1,4 @@
-"""Generators by name."""
+"""Image generators by name."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ GENERATORS: dict[str, Callable[..., Generator]] = {
 
 
 def make_generator(name: str, **settings: Any) -> Generator:
-    """Return the named generator; ``weights`` of the ``r34`` ones is the only setting."""
+    """Create a generator by name; the only setting is ``weights`` of the ``r34`` generators."""
     if name not in GENERATORS:
         raise SettingError(f"There is no image generator '{name}'.{suggest(name, GENERATORS)}")
     known = inspect.signature(GENERATORS[name]).parameters

@@ -1,4 +1,4 @@
-"""Bags of encoded patches: a grid of non-overlapping patches, and the networks that describe them."""
+"""Bags of encoded patches: a grid of non-overlapping patches, and pretrained networks that encode them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from mipl.data.images.generators import Generator, Image, Instances, check_image
 from mipl.errors import SettingError, StorageError
 
 IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))  # mean and standard deviation of RGB, 0 … 255
-MULTIPLE = 32  # the stride of these networks: on other sizes they drop what is left at the edges
-MIN_PATCH = 8  # pixels; of less, most of what the network sees would be padding
+MULTIPLE = 32  # stride of these networks: for other sizes they ignore the remainder at the edges
+MIN_PATCH = 8  # pixels; smaller patches would be mostly padding
 PATCHES_AT_ONCE = 64
 PIXELS_AT_ONCE = 2**18  # 64 patches of 64×64, 28 of 96×96: larger batches are slower on a CPU
 RESNET34 = "microsoft/resnet-34"
@@ -29,7 +29,7 @@ def patch_grid(image: Image, n: int) -> tuple[NDArray[np.uint8], NDArray[np.floa
     """Cut ``image`` into a grid of ``n`` equal patches; return them (n, h, w, 3) and their corners (n, 2).
 
     Corners are the upper left ones, x and y. Patches are in reading order and do not overlap. What does not
-    divide evenly, fewer than √n pixels a direction, is left out half on each side.
+    divide evenly, fewer than √n pixels per direction, is cropped half on each side.
     """
     side = _side(n)
     check_image(image, MIN_PATCH * side, f"a grid of {n} patches")
@@ -43,11 +43,16 @@ def patch_grid(image: Image, n: int) -> tuple[NDArray[np.uint8], NDArray[np.floa
 
 
 class PatchEncoder:
-    """A network that maps patches (m, 3, h, w) to vectors (m, d), with what it expects of its input.
+    """A network that maps patches (m, 3, h, w) to vectors (m, d), with the normalisation of its input.
 
-    ``mean`` and ``std`` are of the three channels of RGB from 0 to 255. Patches keep their size: they are
-    padded to a multiple of 32, not stretched. A network that takes one size only should resize its
-    input itself. The network runs where its weights are, always in evaluation mode.
+    Patches are padded to a multiple of 32, not resized. A network for a single size should resize its input
+    itself. The network runs on the device of its weights, in evaluation mode.
+
+    Args:
+        module: the network.
+        mean: mean of the three channels of RGB, from 0 to 255.
+        std: standard deviation of the three channels.
+        name: name of the encoder; the default is the class of ``module``.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class PatchEncoder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides the features, as JSON holds it; the weights by their hash."""
+        """The settings that determine the features, as JSON; the weights as a hash."""
         hashed = hashlib.blake2b(digest_size=16)
         for name, value in sorted(self.module.state_dict().items()):
             if isinstance(value, Tensor):
@@ -109,7 +114,7 @@ class PatchEncoder:
 
 
 def patches(n: int, encoder: PatchEncoder, name: str | None = None) -> Generator:
-    """Return the generator of ``n`` encoded patches an image (n, d)."""
+    """Return the generator of ``n`` encoded patches per image (n, d)."""
     min_side = MIN_PATCH * _side(n)
 
     def make(images: Sequence[Image]) -> list[Instances]:
@@ -144,8 +149,11 @@ def efficientnet_lite0() -> PatchEncoder:
 def resnet34(weights: str | Path | None = None) -> PatchEncoder:
     """Return ResNet-34 with its 1000 outputs, as in the paper.
 
-    ``weights`` is a file or the folder of one in the layout of transformers' microsoft/resnet-34; without
-    it they come from the user's cache of the hub. Nothing is downloaded.
+    Nothing is downloaded.
+
+    Args:
+        weights: a file, or its folder, in the layout of transformers' microsoft/resnet-34; the default is the
+            user's cache of the Hugging Face hub.
     """
     transformers = require("transformers")
     config = transformers.ResNetConfig(
@@ -158,11 +166,11 @@ def resnet34(weights: str | Path | None = None) -> PatchEncoder:
 
 
 class _Wrapped(nn.Module):
-    """A network and the way from its input to the vector that is wanted."""
+    """A network with the function from its input to the features."""
 
     def __init__(self, network: nn.Module, features: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        # patches arrive with the channels last in memory, and convolutions are a third faster so
+        # the channels of patches are last in memory, and convolutions are a third faster in this order
         self.network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.features = features
 
@@ -181,10 +189,10 @@ def _side(n: int) -> int:
 def _padded(patches: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return the patches with height and width raised to multiples of 32 by reflection at the edges.
 
-    Zeros would be a dark frame, an edge that the network sees in every patch and pools into its features.
+    Zeros would add an edge to every patch, which would affect the pooled features.
     """
     missing = [-side % MULTIPLE for side in patches.shape[1:3]]
-    around = [(gap // 2, gap - gap // 2) for gap in missing]
+    around = [(pixels // 2, pixels - pixels // 2) for pixels in missing]
     return np.pad(patches, ((0, 0), *around, (0, 0)), mode="reflect")
 
 
@@ -208,16 +216,16 @@ def _resnet34_file(weights: str | Path | None) -> Path:
 
 
 def _load(network: nn.Module, file: Path, what: str) -> None:
-    """Load weights, never code, into ``network``."""
+    """Load weights into ``network``, without pickle."""
     try:
         if file.suffix == ".safetensors":
             stored = load_file(file)
         else:
             stored = torch.load(file, map_location="cpu", weights_only=True)
         report = network.load_state_dict(stored, strict=False)
-    except Exception as error:  # the readers raise whatever they stumble on
+    except Exception as error:  # a reader may raise anything on a damaged file
         raise StorageError(f"{file} cannot be loaded as the weights of {what}: {error}.") from error
     missing = [name for name in report.missing_keys if not name.endswith("num_batches_tracked")]
     if missing or report.unexpected_keys:
         wrong = f"it has no {missing[0]}" if missing else f"it has a {report.unexpected_keys[0]}"
-        raise StorageError(f"{file} does not hold the weights of {what}: {wrong}.")
+        raise StorageError(f"{file} does not have the weights of {what}: {wrong}.")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mipl.data.bags import Bags
+from mipl.data.benchmarks.sampling import rebuilt
 from mipl.data.candidates import add_false_positives
 from mipl.data.formats.arrays import Shape, read_arrays
 from mipl.errors import StorageError
@@ -22,8 +23,8 @@ def sival6_mipl(raw: Path, r: int = 1, seed: int = 0) -> Bags:
     Args:
         raw: folder of ``sival6.npz``: ``X`` (n, 30) regions in any order, ``bag`` (n,) the bag of each
             region, ``y`` (360,) the class of each bag, ``class_names`` (6,).
-        r: false positives per bag, drawn uniformly from the other classes.
-        seed: of the draw.
+        r: false positives per candidate set, drawn uniformly from the other classes.
+        seed: seed of the candidate sets.
 
     Returns:
         The bags; the labels of single regions are unknown.
@@ -53,11 +54,5 @@ def sival6_mipl(raw: Path, r: int = 1, seed: int = 0) -> Bags:
         truth,
         classes,
         ids=[f"sival6-mipl-{i:04d}" for i in range(BAGS)],
-        provenance={
-            "dataset": "sival6-mipl",
-            "r": r,
-            "seed": seed,
-            "classes": classes,
-            "origin": "rebuilt from raw data",
-        },
+        provenance=rebuilt("sival6-mipl", r=r, seed=seed, classes=classes),
     )

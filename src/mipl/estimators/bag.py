@@ -1,4 +1,4 @@
-"""The scikit-learn interface: fit, predict, predict_proba, score, save, load."""
+"""The classifier of bags by any method: fit, predict, predict_proba, score, save, load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import sklearn.exceptions
@@ -23,7 +23,6 @@ from mipl.data.batch import BagBatch, BagLoader
 from mipl.data.candidates import label_array
 from mipl.errors import DataError, MiplError, SettingError, StorageError, suggest
 from mipl.methods import METHODS, Method
-from mipl.methods.cdl import CDL
 from mipl.nn.encoders import Standardize
 from mipl.nn.network import BagNetwork, Ensemble, Output, members_of
 from mipl.registry import plain, restored, settings_of
@@ -334,7 +333,9 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"{folder} was trained with an encoder of its own: pass it again, load(…, encoder=module)."
             )
         try:
-            model = _from_params(info["class"], {**info["params"], "encoder": encoder, "device": device})
+            from mipl.estimators.cdl import stored_classifier  # a subclass of this one
+
+            model = stored_classifier(info["class"], {**info["params"], "encoder": encoder, "device": device})
             if not isinstance(model, cls):
                 raise SettingError(f"{folder} holds a {info['class']}, not a {cls.__name__}: use mipl.load.")
             model.classes_ = np.array(info["classes"])
@@ -358,144 +359,3 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ) from error
         model.network_.eval().to(device_named(device))
         return model
-
-
-class CDLClassifier(BagClassifier):
-    """A calibrated classifier of bags with candidate labels: the paper's six methods.
-
-    Trained with the calibratable disambiguation loss (Eq. 14). By default a cross-fitted ensemble is trained,
-    and its weight decay and temperature are chosen from the candidate sets alone (docs/training.md). None
-    stands for the value that the recipe has.
-
-    Args:
-        attention: how instances are weighted: ``"dam"`` (Eq. 8) for simple features such as colour
-            statistics, ``"sam"`` (Eq. 9) or ``"mam"`` (Eqs. 10–12) for deep ones.
-        competitor: what the margin compares the top candidate with: ``"cc"``, the second candidate, or
-            ``"cn"``, the strongest non-candidate.
-        gamma: γ, the exponent of the margin factor, at least 0.
-        width: L, the width of the instance features; 128 by default.
-        dropout: dropout rate in the encoder, in [0, 1).
-        trust: probability that the true label is a candidate, in (0, 1], or ``"estimate"``.
-        recipe: ``"stable"``, or ``"paper"`` as the authors trained: one network, one bag per step.
-        training: all further settings of training; replaces those of ``recipe``.
-        epochs: passes over the training bags.
-        batch_size: bags per step.
-        lr: initial learning rate.
-        weight_decay: weight decay; by default chosen by out-of-fold likelihood.
-        ensemble: number of networks, 1 or at least 3; 1 trains a single network, not calibrated.
-        random_state: seed of training; None: another one each time.
-        scale: ``"auto"`` standardises features that come as vectors, ``"none"`` does not.
-        encoder: a module from instances (N, …) to vectors (N, L) in place of the built-in encoder.
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        verbose: show the progress of training.
-
-    Attributes:
-        classes_: the k classes, in the order of the columns of ``predict_proba``.
-        out_of_fold_: what left-out candidate sets say of the ensemble; None for a single network.
-        calibration_: the temperature that predictions are scaled by.
-        recipe_, method_: the settings that were used, all of them.
-        history_: one value per epoch for each of loss, learning rate and so on.
-
-    Every other setting of the method (``mipl methods sam-cn`` lists them) is a keyword of
-    :func:`make_classifier`.
-    """
-
-    def __init__(
-        self,
-        attention: Literal["dam", "sam", "mam"] = "sam",
-        competitor: Literal["cc", "cn"] = "cn",
-        gamma: float = 1.0,
-        *,
-        width: int | None = None,
-        dropout: float | None = None,
-        trust: float | Literal["estimate"] = 1.0,
-        recipe: Literal["stable", "paper"] = "stable",
-        training: Recipe | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        weight_decay: float | None = None,
-        ensemble: int | None = None,
-        random_state: int | None = 0,
-        scale: Literal["auto", "none"] = "auto",
-        encoder: nn.Module | None = None,
-        device: str = "auto",
-        verbose: bool = False,
-    ) -> None:
-        self.attention = attention
-        self.competitor = competitor
-        self.gamma = gamma
-        self.width = width
-        self.dropout = dropout
-        self.trust = trust
-        self.recipe = recipe
-        self.training = training
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.ensemble = ensemble
-        self.random_state = random_state
-        self.scale = scale
-        self.encoder = encoder
-        self.device = device
-        self.verbose = verbose
-        self.settings: dict[str, Any] = {}
-
-    def _known(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Refuse settings that are no parameter, and say where they can be given."""
-        for name in settings:
-            hint = suggest(name, self.get_params(deep=False))
-            if name in settings_of(Recipe):
-                hint = f" Give training=Recipe({name}=…)."
-            elif name in settings_of(CDL):
-                hint = f" Use make_classifier('{self._method_name()}', {name}=…)."
-            raise SettingError(f"CDLClassifier has no setting '{name}'.{hint}")
-        return settings
-
-    def _method_name(self) -> str:
-        return f"{self.attention}-{self.competitor}"
-
-    def _settings(self) -> dict[str, Any]:
-        names = ("width", "dropout", "epochs", "batch_size", "lr", "weight_decay", "ensemble")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        if self.training is not None and not isinstance(self.training, Recipe):
-            raise SettingError(f"training = {self.training!r} must be a Recipe or None.")
-        recipe = {} if self.training is None else dataclasses.asdict(self.training)
-        return {"gamma": self.gamma, "trust": self.trust, **recipe, **given}
-
-
-def _from_params(kind: str, params: dict[str, Any]) -> BagClassifier:
-    """Return the classifier whose class and parameters a model folder stores."""
-    if kind == BagClassifier.__name__:
-        return BagClassifier(**params)
-    if kind != CDLClassifier.__name__:
-        raise KeyError(kind)
-    if params.get("training") is not None:
-        params = {**params, "training": restored(Recipe, params["training"])}
-    if params.keys() <= set(CDLClassifier._get_param_names()):
-        return CDLClassifier(**params)
-    # earlier models name settings that are no parameters of the class today
-    absent = {name for name in ("epochs", "batch_size", "lr") if params.get(name) is None}
-    given = {name: value for name, value in params.items() if name not in absent}
-    return BagClassifier(f"{given.pop('attention')}-{given.pop('competitor')}", **given)
-
-
-def make_classifier(name: str, **params: Any) -> BagClassifier:
-    """Return the untrained classifier of a method by name, for example ``make_classifier("mam-cn")``.
-
-    Args:
-        name: a name of :func:`list_methods`.
-        **params: parameters of `BagClassifier`, settings of the method and of the recipe.
-    """
-    return BagClassifier(name, **params)
-
-
-def list_methods() -> list[str]:
-    """Return the names that :func:`make_classifier` knows."""
-    return list(METHODS)
-
-
-def load(folder: str | Path, *, encoder: nn.Module | None = None, device: str = "auto") -> BagClassifier:
-    """Return the trained classifier that was saved in ``folder``; see :meth:`BagClassifier.load`."""
-    return BagClassifier.load(folder, encoder=encoder, device=device)

@@ -8,6 +8,7 @@ import numpy as np
 
 from mipl.data import votes
 from mipl.data.bags import Bags
+from mipl.data.benchmarks.sampling import rebuilt
 from mipl.data.formats.arrays import Shape, read_arrays
 from mipl.data.formats.table import read_label_table
 from mipl.errors import StorageError
@@ -62,13 +63,12 @@ def labelme(raw: Path) -> Bags:
         classes,
         ids=ids,
         missing_truth=True,
-        provenance={
-            "dataset": "labelme",
-            "classes": classes,
-            "candidates": "union of the votes",
-            "own_split": {"train": "train-", "test": "valid-"},
-            "origin": "rebuilt from raw data",
-        },
+        provenance=rebuilt(
+            "labelme",
+            classes=classes,
+            candidates="union of the votes",
+            own_split={"train": "train-", "test": "valid-"},
+        ),
     )
 
 
