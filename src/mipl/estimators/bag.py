@@ -160,7 +160,6 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         bags = as_bags(bags, None if carried else y)
         method, recipe = self.parts(bags.provenance)
         check_training(bags)
-        assert bags.candidates is not None
         given = Parameters(**{name: getattr(self, name) for name in settings_of(Parameters)})
         seed = int.from_bytes(os.urandom(4), "big") if given.random_state is None else given.random_state
 

@@ -186,10 +186,9 @@ def _arrays(
     if "training" in job.extras:
         train_bags = bags[train]
         assert train_bags.labels is not None
-        assert train_bags.candidates is not None
         arrays |= {
             "training_probabilities": classifier.predict_proba(train_bags).astype(np.float32),
-            "training_candidates": train_bags.candidates,
+            "training_candidates": train_bags.candidate_sets,
             "training_labels": train_bags.labels,
         }
     return arrays

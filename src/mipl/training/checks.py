@@ -1,4 +1,4 @@
-"""What is looked at before a training starts."""
+"""Checks of bags and parameters before training and prediction."""
 
 from __future__ import annotations
 
@@ -28,32 +28,28 @@ class Parameters(Settings):
 
 
 def check_training(bags: Bags) -> None:
-    """Refuse bags that nothing can be learned from, and warn of what may not be meant."""
-    if bags.candidates is None:
-        raise DataError(
-            "The bags have no candidate sets: add a column 'candidates', or give --labels FILE "
-            "(in Python: y=candidates)."
-        )
+    """Refuse bags that cannot be trained on, and warn of what is probably a mistake."""
+    sets = bags.candidate_sets
     if bags.k < 2:
         raise DataError(
             f"There is one class only ({', '.join(map(str, bags.classes))}): a classifier needs two."
         )
     if not len(bags):
         raise DataError("There is no bag to train on.")
-    unseen = [bags.classes[c] for c in np.flatnonzero(~bags.candidates.any(axis=0))]
+    unseen = [bags.classes[c] for c in np.flatnonzero(~sets.any(axis=0))]
     if unseen:
         warnings.warn(
             f"No bag has the candidate {listed(unseen)}: it cannot be learned.", MiplNotice, stacklevel=4
         )
-    if (bags.candidates.sum(axis=1) == 1).all():
+    if (sets.sum(axis=1) == 1).all():
         warnings.warn("Every bag has one candidate: this is ordinary supervision.", MiplNotice, stacklevel=4)
 
 
 def check_features(bags: Bags, shape: tuple[int, ...], names: Sequence[str] | None = None) -> Bags:
     """Return bags whose instances have the shape that a model was trained on, or say that they do not.
 
-    (28, 28) and (1, 28, 28) are the same image. ``names``: the model's features, in whose order those of the
-    bags are put.
+    (28, 28) and (1, 28, 28) are the same image. ``names`` are the model's features: those of the bags are put
+    in their order.
     """
     bags = aligned(bags, names)
     found = bags.feature_shape
@@ -70,12 +66,11 @@ def check_features(bags: Bags, shape: tuple[int, ...], names: Sequence[str] | No
 
 def training_summary(bags: Bags) -> dict[str, Any]:
     """Return what a model stores of the bags that it was trained on: counts, origin, digest, names."""
-    assert bags.candidates is not None
     named = {} if bags.feature_names is None else {"feature_names": list(bags.feature_names)}
     return {
         "bags": len(bags),
         "instances": int(bags.sizes.sum()),
-        "candidates_per_bag": round(float(np.mean(bags.candidates.sum(axis=1))), 4),
+        "candidates_per_bag": round(float(np.mean(bags.candidate_sets.sum(axis=1))), 4),
         "provenance": dict(bags.provenance),
         "digest": bags.content_digest(),
         **named,

@@ -103,7 +103,7 @@ def train_members(
 
 def needs_first_stage(training: Training, bags: Bags, like: nn.Module) -> bool:
     """Return whether networks as ``like`` begin with weights of a first stage: where sets are large."""
-    large = ambiguity(torch.tensor(bags.candidates)) > LARGE
+    large = ambiguity(torch.tensor(bags.candidate_sets)) > LARGE
     return large and training.recipe.warmup_epochs > 0 and can_be_member(like)
 
 
@@ -149,7 +149,7 @@ def initial_weights(training: Training, bags: Bags, seen: Tensor, like: nn.Modul
     )
     train_stacked(first, nets, bags, seen.repeat_interleave(each, dim=0), first.recipe.warmup_epochs)
     carried = None if bags.weights is None else torch.tensor(bags.weights)
-    table = method.table(torch.tensor(bags.candidates), carried)
+    table = method.table(torch.tensor(bags.candidate_sets), carried)
     mean = torch.zeros(len(seen), *table.weights.shape)
     with torch.no_grad():
         for batch in BagLoader(bags, training.group.device).in_order():
@@ -194,11 +194,10 @@ class EnsembleLoader:
     def epoch(self, batch_size: int, rng: np.random.Generator, drop: float = 0.0) -> Iterator[BagBatch]:
         """Yield every bag once, read once for all: index and candidates (members · b), mask (members, b)."""
         for batch in self._loader.epoch(batch_size, rng, drop):
-            assert batch.candidates is not None
             yield dataclasses.replace(
                 batch,
                 index=(batch.index + self._starts).flatten(),
-                candidates=batch.candidates.repeat(len(self._seen), 1),
+                candidates=batch.candidate_sets.repeat(len(self._seen), 1),
                 mask=self._seen[:, batch.index],
             )
 
@@ -225,7 +224,7 @@ def train_stacked(
     if initial is None and bags.weights is not None:
         initial = torch.tensor(bags.weights).expand(members, -1, -1)
     table = method.table(
-        torch.tensor(bags.candidates, device=device).repeat(members, 1),
+        torch.tensor(bags.candidate_sets, device=device).repeat(members, 1),
         None if initial is None else initial.to(device).flatten(0, 1),
         members,
     )

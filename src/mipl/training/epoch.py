@@ -58,10 +58,8 @@ class Loop:
     def epochs(self, first: int, last: int) -> Iterator[tuple[int, list[dict[str, float]]]]:
         """Train from epoch ``first`` to ``last``; yield each epoch with the values of every member."""
         recipe, table, members = self.recipe, self.table, self.members
-        candidates = self.loader.bags.candidates
-        assert candidates is not None
         # the sets that each member learns from; from the loader, since the table has one process's bags only
-        every = torch.tensor(candidates, device=self.group.device)
+        every = torch.tensor(self.loader.bags.candidate_sets, device=self.group.device)
         sets = [every] if self.seen is None else [every[own] for own in self.seen.bool()]
         prior = torch.stack([balanced_prior(own) for own in sets]).to(table.weights)
         strength = prior.new_tensor([[ambiguity(own)] for own in sets])

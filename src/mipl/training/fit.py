@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ from mipl.training.recipe import REGULARISATIONS, Recipe
 from mipl.training.signal import ENOUGH, signal_score
 from mipl.training.trainer import Training
 
+NEARLY_PERFECT = math.log(0.98)  # mean out-of-fold log-likelihood of the candidate sets
 SAMPLE = 20_000  # instances that principal components are computed from
 Build = Callable[[int, nn.Module | None], nn.Module]  # a seed, a network of the same bags to scale as
 
@@ -161,7 +163,7 @@ def cross_fit(
     if len(nets) == 1:
         return Fitted(nets[0], recipe, histories[0])
     log_p = member_log_proba(training.method, nets, bags, training.group.device)
-    found = out_of_fold(log_p, seen, torch.tensor(bags.candidates))
+    found = out_of_fold(log_p, seen, torch.tensor(bags.candidate_sets))
     return Fitted(Ensemble(nets), recipe, _mean(histories), found)
 
 
@@ -228,6 +230,8 @@ def _warn(found: OutOfFold) -> None:
             "errors above). The probabilities are kept near chance. Check that features and candidate sets "
             "belong to the same bags; then try more epochs or a lower lr."
         )
+    elif found.quality["set_log_likelihood"] > NEARLY_PERFECT:
+        return  # the sets are predicted so well that a low temperature is no surprise
     elif not 1.01 * ENSEMBLE_RANGE[0] < temperature < 0.99 * ENSEMBLE_RANGE[1]:
         text = (
             f"The candidate sets ask for a temperature beyond {temperature:.3g}, the limit of what is "

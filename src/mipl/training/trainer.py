@@ -57,9 +57,8 @@ class Training:
     def table(self, bags: Bags) -> PseudoLabels:
         """Return the initial weights of this process's bags."""
         loader = self.loader(bags)
-        assert bags.candidates is not None
         initial = None if bags.weights is None else loader.local_rows(bags.weights)
-        return self.method.table(loader.local_rows(bags.candidates), initial)
+        return self.method.table(loader.local_rows(bags.candidate_sets), initial)
 
     def run(
         self,
@@ -146,8 +145,6 @@ def train(
     report: Report | None = None,
 ) -> History:
     """Train one network in place, all layers from the first epoch, and return its history."""
-    if bags.candidates is None:
-        raise ValueError("bags without candidate sets cannot be trained on")
     training = Training(method, recipe, seed, group or ProcessGroup(), checkpoint, report)
     history = training.run(net, bags, training.table(bags), 1, recipe.epochs)
     training.finish(net, bags)
