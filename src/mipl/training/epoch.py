@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mipl.data.bags import Bags
 from mipl.data.batch import BagBatch
 from mipl.errors import TrainingError
-from mipl.methods.base import Clock, Method
+from mipl.methods.base import Method, StepContext
 from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for
 from mipl.training.balancing import ambiguity, balanced_prior
@@ -75,12 +75,12 @@ class Loop:
             for layers in self.optimizer.param_groups:
                 layers["lr"] = layers["share"] * lr
             if not guided:
-                table.let_go()
+                table.release()
             # the first process draws as one alone does, the others each their own dropout
             own_draws = [self.group.rank] if self.group.rank else []
             with randomness(self.group, "epoch", self.seed, epoch, *own_draws):
                 losses = self._epoch(epoch, prior, strength if guided else None)
-            trust = table.settle(self.group.add, warming=warming or not recipe.warmup_epochs)
+            trust = table.estimate_trust(self.group.add, warmup=warming or not recipe.warmup_epochs)
             top = table.weights.max(dim=1).values.view(members, -1).sum(dim=1)
             totals = table.weights.view(members, -1, table.weights.shape[1]).sum(dim=1)  # (members, k)
             self.group.add([top, totals])
@@ -111,7 +111,7 @@ class Loop:
             strength: (members, 1) exponent of the balancing; none: no balancing.
         """
         method, net, table, recipe, group = self.method, self.net, self.table, self.recipe, self.group
-        clock = Clock(
+        clock = StepContext(
             epoch,
             recipe.epochs,
             recipe.alpha_at(epoch),
@@ -148,7 +148,7 @@ class Loop:
                 totals = (weights if batch.mask is None else weights * batch.mask[..., None]).sum(dim=1)
                 group.add([totals])
                 size_of = totals.sum(dim=1, keepdim=True)  # 0 where a member learns from none of the bags
-                table.even_out(
+                table.balance_classes(
                     torch.where(size_of > 0, totals / size_of.clamp(min=1e-9), prior), prior, strength
                 )
             total = [before + now for before, now in zip(total, loss.tolist(), strict=True)]
