@@ -107,9 +107,8 @@ class _Forward(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         W1, b1, Wg, bg, W2, b2, w3, b3, Wh, bh = parameters
         # the scale factor of dropout is applied here, because it commutes with ReLU
-        h = torch.baddbmm(
-            b1[:, None], x.expand(len(W1), -1, -1), W1.mT, beta=factor, alpha=factor
-        ).relu_()  # (e, n, L)
+        rows = x.expand(len(W1), -1, -1)  # (e, n, d)
+        h = torch.baddbmm(b1[:, None], rows, W1.mT, beta=factor, alpha=factor).relu_()  # (e, n, L)
         if mask is not None:
             h *= mask.to(h.dtype)
         t, s = torch.baddbmm(bg[:, None], h, Wg.mT).chunk(2, dim=2)

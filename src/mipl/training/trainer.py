@@ -38,7 +38,7 @@ class Training:
         """Return what identifies a training; a checkpoint resumes only with the same."""
         return {
             "method": type(self.method).__name__,
-            "hyper-parameters": dataclasses.asdict(self.method),
+            "hyper-parameters": {**self.method.removed, **dataclasses.asdict(self.method)},
             "recipe": dataclasses.asdict(self.recipe),
             "seed": self.seed,
             "data": bags.digest(),
