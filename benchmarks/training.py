@@ -122,7 +122,7 @@ def encoder(repeats: int, images: int = 295) -> Json:
     x, slope = torch.rand(images, 28, 28), torch.randn(images, 128)
 
     def plain() -> torch.Tensor:
-        parts = torch.split(x[:, None].contiguous(memory_format=torch.channels_last), net.PART)
+        parts = torch.split(x[:, None].contiguous(memory_format=torch.channels_last), net.CHUNK)
         return net.linear(torch.cat([net._maps(part) for part in parts]).flatten(1)).relu()  # type: ignore[no-any-return]
 
     times: dict[str, list[float]] = {"conv2d": [], "products": []}

@@ -1,4 +1,4 @@
-"""The table of pseudo-label weights w, its momentum rule (Eq. 15), and how far candidate sets are trusted."""
+"""The table of pseudo-label weights w, its momentum rule (Eq. 15), and the trust in candidate sets."""
 
 from __future__ import annotations
 
@@ -9,22 +9,27 @@ from torch import Tensor
 
 from mipl.losses import candidate_log_softmax
 
-START = 0.9  # trust before anything is known: an estimate moves from here
-SOUND = 10.0  # sound sets of every size, as if seen before: a few bags discredit none
-STEPS = 10  # of EM after an epoch: with one only, networks learn wrong sets before the estimate is there
-FADED = 0.05  # what a step adds to the mean of the weights, and takes off what it was
-HIGHEST = 1.0 - 1e-6  # of estimates, so that later evidence still counts
+INITIAL_TRUST = 0.9  # starting point of the estimate
+PRIOR_COUNT = 10.0  # pseudo-count of correct sets of each size, so that a few bags do not discredit a size
+EM_STEPS = 10  # per epoch: with a single step, networks overfit wrong sets before the estimate has converged
+DECAY = 0.05  # rate of the moving average of the class proportions
+MAX_TRUST = 1.0 - 1e-6  # upper limit of the estimate, so that later evidence can still change it
 
 
 class PseudoLabels:
-    """w (m, k): one row a training bag, uniform on its candidates at the start; owned by nobody else.
+    """Pseudo-label weights w (m, k): one row per training bag, initially uniform on its candidates.
 
-    ``trust`` t is the probability that the true label is in the candidate set, a number or ``"estimate"``.
-    Below 1 a bag may leave its set: p̃ is then the posterior p_c a_c / Σ p a over all classes, with
-    a = t/|S| on S and (1 − t)/(k − |S|) elsewhere, the probability of the set given the class where sets of
-    one size are equally probable. The estimate is one for every size of set (and each of the ``members``, the
-    networks trained as one, whose rows follow each other): an annotator who names one label and one who names
-    four are not equally often right.
+    ``trust`` t is the probability that the true label is in the candidate set. If t < 1, a bag may belong to
+    a class outside its set: p̃ is then the posterior p_c a_c / Σ p a over all classes, with a = t/|S| on S and
+    (1 − t)/(k − |S|) elsewhere, the probability of the set given the class if all sets of one size are
+    equally probable. The trust is estimated separately for each size of set and each ensemble member, because
+    an annotator who names one label and one who names four are not equally often right.
+
+    Args:
+        candidates: (m, k) bool candidate sets. With several members, the rows of one follow those of another.
+        initial: (m, k) initial weights, for example from votes; uniform on the candidates if None.
+        trust: the probability t, or ``"estimate"``.
+        members: the number of networks that are trained together.
     """
 
     def __init__(
@@ -38,36 +43,47 @@ class PseudoLabels:
         uniform = candidates / candidates.sum(dim=1, keepdim=True)
         self.weights = uniform if initial is None else initial.detach().to(uniform, copy=True)  # (m, k)
         self.log_prior = None if initial is None else self.weights.log()  # (m, k)
-        self.memory: dict[str, Tensor] = {}  # what a method remembers of the bags; kept in checkpoints
+        self.memory: dict[str, Tensor] = {}  # further state per bag or member; saved in checkpoints
         self._trust, self._members, self.estimated = trust, members, trust == "estimate"
         if trust != 1.0:
-            m, k = candidates.shape
-            size = candidates.sum(dim=1)  # (m,)
-            self._size = size
-            member = torch.arange(m, device=size.device) // max(1, m // members)
-            self._cell = member * (k + 1) + size  # (m,) the place of a bag's trust
-            self._evidence = self.weights.new_full((m,), torch.nan)  # log P(S | truth in S) / P(S | not)
-            start = START if self.estimated else float(trust)
-            # by member and |S|; in double precision, since 1 − trust matters where it is small
-            self.memory["trust"] = self.weights.new_full((members, k + 1), start, dtype=torch.float64)
-            outside = ~candidates / (k - size).clamp(min=1)[:, None]
-            self.weights = start * self.weights + (1.0 - start) * outside
-            self.weights /= self.weights.sum(dim=1, keepdim=True)  # S = Y has nothing outside
+            self._init_trust(INITIAL_TRUST if self.estimated else float(trust))
+
+    def _init_trust(self, start: float) -> None:
+        """Set all trust values to ``start`` and give the classes outside the sets their weight."""
+        m, k = self.candidates.shape
+        size = self.candidates.sum(dim=1)  # (m,)
+        self._size = size
+        member = torch.arange(m, device=size.device) // max(1, m // self._members)
+        self._trust_index = member * (k + 1) + size  # (m,) position in the flattened memory["trust"]
+        self._log_odds = self.weights.new_full((m,), torch.nan)  # log P(S | truth in S)/P(S | not in S)
+        # by member and |S|; in double precision, because 1 − trust matters when it is small
+        self.memory["trust"] = self.weights.new_full((self._members, k + 1), start, dtype=torch.float64)
+        outside = ~self.candidates / (k - size).clamp(min=1)[:, None]
+        self.weights = start * self.weights + (1.0 - start) * outside
+        self.weights /= self.weights.sum(dim=1, keepdim=True)  # if S = Y, there is no class outside
 
     def update(self, index: Tensor, logits: Tensor, alpha: float) -> Tensor:
-        """Set w ← α w + (1 − α) p̃ (Eq. 15) for the bags at ``index`` (b,) and return it (b, k), detached.
+        """Set w ← α w + (1 − α) p̃ (Eq. 15) for some bags.
 
-        Until :meth:`let_go`, p̃ leans as :meth:`even_out` has it and is in proportion to the initial weights,
-        where such were given (for example from votes): with α = 0 the loss is then the likelihood of the set,
-        Σ_S w⁰ p, so weighted.
+        Until :meth:`release`, p̃ includes the class balancing of :meth:`balance_classes` and is proportional
+        to the initial weights, if there are any. With α = 0 the loss is then the weighted likelihood of the
+        set, Σ_S w⁰ p.
+
+        Args:
+            index: (b,) rows of the bags.
+            logits: (b, k) predictions.
+            alpha: α, the weight of the previous w.
+
+        Returns:
+            The new weights (b, k), detached.
         """
         weights = self.weights[index]
         if alpha < 1.0:
             with torch.no_grad():
                 logits = logits.detach()
                 if "lean" in self.memory:
-                    lean = self.memory["lean"]
-                    logits = logits + lean[index // (len(self.weights) // len(lean))]
+                    adjustment = self.memory["lean"]
+                    logits = logits + adjustment[index // (len(self.weights) // len(adjustment))]
                 scores = logits
                 if self.log_prior is not None:
                     scores = scores + self.log_prior[index]
@@ -80,7 +96,7 @@ class PseudoLabels:
         return weights
 
     def of_member(self, member: int, rows: Tensor) -> PseudoLabels:
-        """Return the table of one member of an ensemble for the bags at ``rows`` (b,), as it stands now."""
+        """Return a copy of one ensemble member's table for the bags at ``rows`` (b,)."""
         index = member * (len(self.weights) // self._members) + rows
         own = PseudoLabels(self.candidates[index], trust=self._trust)
         own.weights = self.weights[index].clone()
@@ -88,58 +104,68 @@ class PseudoLabels:
         own.memory |= {name: value[member : member + 1].clone() for name, value in self.memory.items()}
         return own
 
-    def even_out(self, shares: Tensor, prior: Tensor, strength: Tensor) -> None:
-        """Lean, from here on, towards the classes that get less of the weights than they should.
+    def balance_classes(self, proportions: Tensor, prior: Tensor, strength: Tensor) -> None:
+        """Adjust later updates in favour of the classes whose weights are below their prior proportion.
 
-        ``shares`` (members, k): of the weights in a step; ``prior`` (members, k): those to be had;
-        ``strength`` (members, 1). With the mean of some twenty steps, p̃ is in proportion to
-        p (prior / mean)^strength.
+        From here on, p̃ is proportional to p (prior / mean)^strength, where the mean is a moving average of
+        the proportions over about twenty steps.
+
+        Args:
+            proportions: (members, k) class proportions of the weights in a step.
+            prior: (members, k) class proportions to aim at.
+            strength: (members, 1) exponent; 0 does not balance.
         """
         mean = self.memory.get("mean", prior)
-        self.memory["mean"] = mean = mean + FADED * (shares - mean)
+        self.memory["mean"] = mean = mean + DECAY * (proportions - mean)
         self.memory["lean"] = strength * (prior.clamp(min=1e-6) / mean.clamp(min=1e-6)).log()
 
-    def let_go(self) -> None:
-        """Take predictions as they are, from here on."""
+    def release(self) -> None:
+        """End class balancing and the influence of the initial weights on later updates."""
         self.log_prior = None
         self.memory.pop("lean", None)
         self.memory.pop("mean", None)
 
     def _posterior(self, index: Tensor, scores: Tensor, logits: Tensor) -> Tensor:
-        """Return p a / Σ p a (b, k), ``scores`` counting inside the sets and ``logits`` outside.
+        """Return p a / Σ p a (b, k), with p from ``scores`` inside the sets and from ``logits`` outside.
 
-        Up to a factor, a is 1 inside (with votes w⁰, which scores have) and ``odds`` outside.
+        Up to a constant factor, a is 1 inside (``scores`` include initial weights) and exp(``odds``) outside.
         """
-        inside, size = self.candidates[index], self._size[index]
-        trust = self.memory["trust"].flatten()[self._cell[index]]
-        spread = size if self.log_prior is None else torch.ones_like(size)
-        odds = (spread / (self.candidates.shape[1] - size).clamp(min=1)).log().to(scores)
-        within = scores.masked_fill(~inside, -torch.inf).logsumexp(dim=1)
-        beyond = logits.masked_fill(inside, -torch.inf).logsumexp(dim=1) + odds  # −inf where S = Y
-        self._evidence[index] = (within - beyond).to(self._evidence)
+        candidates, size = self.candidates[index], self._size[index]
+        trust = self.memory["trust"].flatten()[self._trust_index[index]]
+        count = size if self.log_prior is None else torch.ones_like(size)
+        odds = (count / (self.candidates.shape[1] - size).clamp(min=1)).log().to(scores)
+        inside = scores.masked_fill(~candidates, -torch.inf).logsumexp(dim=1)
+        outside = logits.masked_fill(candidates, -torch.inf).logsumexp(dim=1) + odds  # −inf if S = Y
+        self._log_odds[index] = (inside - outside).to(self._log_odds)
         odds = odds + (torch.log1p(-trust) - trust.log()).to(odds)
-        return torch.where(inside, scores, logits + odds[:, None]).softmax(dim=1)
+        return torch.where(candidates, scores, logits + odds[:, None]).softmax(dim=1)
 
-    def settle(self, add: Callable[[Iterable[Tensor]], None], *, warming: bool) -> list[dict[str, float]]:
-        """Estimate the trust anew after an epoch, and return for each member what there is to report.
+    def estimate_trust(
+        self, add: Callable[[Iterable[Tensor]], None], *, warmup: bool
+    ) -> list[dict[str, float]]:
+        """Re-estimate the trust after an epoch, by EM: the mean posterior mass inside the sets of each size.
 
-        By EM: the mean posterior mass inside sets of a size. In the warm-up (``warming``) it goes either way.
-        Afterwards bags are known by heart, which looks like trust: it may fall, and no more rise. ``add``
-        sums over the processes of a training.
+        Args:
+            add: sums tensors in place over the processes of a distributed training.
+            warmup: whether the estimate may rise. After the warm-up it may only fall, because memorised bags
+                look like correct candidate sets.
+
+        Returns:
+            For each member the values to report, ``trust`` and ``trust_SIZE``; [] if the trust is fixed.
         """
         if not self.estimated:
             return []
-        trust, seen = self.memory["trust"], ~self._evidence.isnan()
+        trust, seen = self.memory["trust"], ~self._log_odds.isnan()
         bags, sets = self._sums(seen), self._sums(torch.ones_like(seen))
         add([bags, sets])
-        found = trust
-        for _ in range(STEPS):
-            kept = torch.sigmoid(found.flatten()[self._cell].logit() + self._evidence)
-            inside = self._sums(kept.masked_fill(~seen, 0.0))
+        estimate = trust
+        for _ in range(EM_STEPS):
+            posterior = torch.sigmoid(estimate.flatten()[self._trust_index].logit() + self._log_odds)
+            inside = self._sums(posterior.masked_fill(~seen, 0.0))
             add([inside])
-            found = ((inside + SOUND) / (bags + SOUND)).clamp(max=HIGHEST)
-        self._evidence.fill_(torch.nan)
-        trust.copy_(torch.where(bags > 0, found if warming else torch.minimum(found, trust), trust))
+            estimate = ((inside + PRIOR_COUNT) / (bags + PRIOR_COUNT)).clamp(max=MAX_TRUST)
+        self._log_odds.fill_(torch.nan)
+        trust.copy_(torch.where(bags > 0, estimate if warmup else torch.minimum(estimate, trust), trust))
         sizes = sets.sum(dim=0).nonzero().flatten().tolist()
         mean = ((trust * sets).sum(dim=1) / sets.sum(dim=1)).tolist()
         return [
@@ -148,6 +174,6 @@ class PseudoLabels:
         ]
 
     def _sums(self, values: Tensor) -> Tensor:
-        """Return the sums of one value a bag (m,), by member and size of set."""
+        """Return the sums (members, k + 1) of one value per bag (m,), by member and size of set."""
         trust = self.memory["trust"]
-        return torch.bincount(self._cell, values.to(trust), trust.numel()).view_as(trust)
+        return torch.bincount(self._trust_index, values.to(trust), trust.numel()).view_as(trust)

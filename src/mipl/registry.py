@@ -40,6 +40,10 @@ def setting(
 class Settings:
     """Base of dataclasses of settings: values are validated and converted on construction."""
 
+    # Settings of earlier versions, with the value that corresponds to the present behaviour. They remain part
+    # of the identity of a run, so that finished runs are found.
+    removed: typing.ClassVar[Mapping[str, Any]] = {}
+
     def __post_init__(self) -> None:
         for name in settings_of(type(self)):
             object.__setattr__(self, name, checked(type(self), name, getattr(self, name)))
@@ -107,8 +111,8 @@ def _allowed(kind: Any, within: str) -> list[str]:
 
 
 def active_settings(settings: Any) -> dict[str, Any]:
-    """Return the settings of an instance, without those that have no effect."""
-    return {
+    """Return the settings that identify a run: all but those that have no effect."""
+    return dict(settings.removed) | {
         name: getattr(settings, name)
         for name, field in settings_of(type(settings)).items()
         if getattr(settings, name) != field.metadata.get("idle", dataclasses.MISSING)
@@ -116,7 +120,12 @@ def active_settings(settings: Any) -> dict[str, Any]:
 
 
 def restored(cls: type[T], stored: Mapping[str, Any]) -> T:
-    """Create an instance from stored settings; settings that did not exist then have no effect."""
+    """Create an instance from stored settings; settings that did not exist then have no effect.
+
+    Raises:
+        SettingError: if a removed setting has a value that is no longer implemented.
+    """
+    stored = without_removed(cls, stored)
     return cls(
         **{
             name: stored.get(name, field.metadata.get("idle", dataclasses.MISSING))
@@ -124,6 +133,17 @@ def restored(cls: type[T], stored: Mapping[str, Any]) -> T:
             if name in stored or field.metadata.get("idle", dataclasses.MISSING) is not dataclasses.MISSING
         }
     )
+
+
+def without_removed(cls: type[Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stored settings without those that no longer exist; see :func:`restored`."""
+    settings = dict(stored)
+    for name, value in cls.removed.items():
+        if (found := settings.pop(name, value)) != value:
+            raise SettingError(
+                f"{name} = {found!r} is no longer supported: train again without it, or use an older version."
+            )
+    return settings
 
 
 def settings_of(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:

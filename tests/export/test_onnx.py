@@ -85,7 +85,7 @@ def test_an_ensemble_agrees_with_the_classifier(name):
     ("name", "settings"),
     [
         ("mam-cn", {"mam_order": "weights"}),
-        ("sam-cn", {"shared_gate": True, "head": "sigmoid"}),
+        ("sam-cn", {"head": "sigmoid"}),
         ("pop", {"pooling": "maxmin"}),
         ("fastmipl", {"layers": "16-8"}),
     ],

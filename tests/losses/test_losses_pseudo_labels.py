@@ -84,7 +84,7 @@ def test_with_a_prior_the_prediction_is_weighed_by_the_initial_weights(m, k, alp
         p = initial[i].astype(float) * np.exp(logits[i])
         expected = alpha * initial[i] + (1 - alpha) * p / p.sum()
         np.testing.assert_allclose(table.weights[i], expected, atol=1e-5)
-    table.let_go()
+    table.release()
     for without in (table, table_of(S)):
         without.update(torch.arange(m), torch.tensor(logits), 0.0)
         np.testing.assert_allclose(without.weights, predicted(logits, S), atol=1e-5)
@@ -101,28 +101,28 @@ def test_the_weights_lean_to_classes_below_their_share_until_told_not_to(members
     for _ in range(steps):
         shares = rng.dirichlet(np.full(k, 2.0), size=members)
         mean = 0.95 * mean + 0.05 * shares
-        table.even_out(torch.tensor(shares), torch.tensor(prior), torch.tensor(strength))
+        table.balance_classes(torch.tensor(shares), torch.tensor(prior), torch.tensor(strength))
     logits = rng.standard_normal((4 * members, k))
     leaning = logits + np.repeat(strength * np.log(prior / mean), 4, axis=0)
     table.update(torch.arange(4 * members), torch.tensor(logits), 0.0)
     np.testing.assert_allclose(table.weights, predicted(leaning, S), atol=1e-5)
     table.update(torch.arange(4 * members), torch.tensor(-logits), 0.0)
     np.testing.assert_allclose(table.weights, predicted(leaning - 2 * logits, S), atol=1e-5)
-    table.let_go()
+    table.release()
     table.update(torch.arange(4 * members), torch.tensor(logits), 0.0)
     np.testing.assert_allclose(table.weights, predicted(logits, S), atol=1e-5)
 
 
-def test_what_was_let_go_of_is_forgotten():
+def test_release_ends_balancing_and_the_initial_weights():
     candidates = torch.tensor([[True, True, False], [True, False, True]])
     shares, prior = torch.tensor([[0.8, 0.1, 0.1]]), torch.full((1, 3), 1 / 3)
     table, fresh = PseudoLabels(candidates), PseudoLabels(candidates)
     for _ in range(5):
-        table.even_out(shares, prior, torch.ones(1, 1))
-    table.let_go()
+        table.balance_classes(shares, prior, torch.ones(1, 1))
+    table.release()
     assert not table.memory
     for each in (table, fresh):
-        each.even_out(prior.roll(1), prior, torch.ones(1, 1))
+        each.balance_classes(prior.roll(1), prior, torch.ones(1, 1))
     assert torch.equal(table.memory["lean"], fresh.memory["lean"])
 
 
@@ -135,7 +135,7 @@ def test_a_class_that_took_all_loses_what_it_has_too_much():
     for _ in range(200):
         table.update(index, logits, 0.0)
         shares = table.weights.mean(dim=0, keepdim=True)
-        table.even_out(shares, torch.tensor([[0.5, 0.5]]), torch.tensor([[0.75]]))
+        table.balance_classes(shares, torch.tensor([[0.5, 0.5]]), torch.tensor([[0.75]]))
     # w/(1 − w) = e³ ((1 − w)/w)^0.75 where it rests
     odds = float(table.weights[0, 0] / table.weights[0, 1])
     assert odds == pytest.approx(np.exp(3 / 1.75), rel=1e-2)
@@ -157,9 +157,9 @@ def test_the_table_of_a_member_goes_on_as_its_rows_would(trust, weighted):
     def logits():
         return torch.tensor(rng.standard_normal((len(S), k)))
 
-    whole.even_out(proportions, prior, torch.full((members, 1), 0.5))
+    whole.balance_classes(proportions, prior, torch.full((members, 1), 0.5))
     whole.update(index, logits(), 0.0)
-    whole.settle(lambda tensors: None, warming=True)
+    whole.estimate_trust(lambda tensors: None, warmup=True)
     rows = torch.tensor([0, 2, 5])
     place = member * m + rows
     own = whole.of_member(member, rows)
@@ -171,10 +171,10 @@ def test_the_table_of_a_member_goes_on_as_its_rows_would(trust, weighted):
         updated = own.update(torch.arange(3), given_logits[place], alpha)
         assert torch.equal(whole.weights, before)
         torch.testing.assert_close(updated, whole.update(place, given_logits[place], alpha))
-    own.let_go()
+    own.release()
     assert weighted == (whole.log_prior is not None)
     assert "lean" in whole.memory
-    (found,) = own.settle(lambda tensors: None, warming=True) or [{}]
+    (found,) = own.estimate_trust(lambda tensors: None, warmup=True) or [{}]
     assert ("trust" in found) == (trust == "estimate")
 
 
@@ -189,7 +189,7 @@ def test_update_equals_equation_15_and_spares_the_other_bags(m, k, alpha, seed):
     initial = (rng.random((m, k)) + 0.1) * S
     initial /= initial.sum(axis=1, keepdims=True)
     table = table_of(S, initial)
-    table.let_go()
+    table.release()
     before = table.weights.clone()
     index = rng.permutation(m)[: rng.integers(1, m + 1)]
     logits = 3 * rng.standard_normal((len(index), k))
@@ -225,7 +225,7 @@ def test_what_is_returned_is_not_a_view_of_the_table():
 def test_alpha_0_takes_the_prediction_alone():
     S = np.array([[True, True, False]])
     table = table_of(S, np.array([[1.0, 0.0, 0.0]]))
-    table.let_go()
+    table.release()
     logits = np.array([[0.0, 2.0, 50.0]])
     returned = table.update(torch.tensor([0]), torch.tensor(logits), alpha=0.0)
     np.testing.assert_allclose(returned.numpy(), predicted(logits, S), atol=1e-6)
@@ -298,7 +298,7 @@ def test_margins_between_candidates_follow_lemma_1(epochs, seed):
     initial = (rng.random((m, k)) + 0.1) * S
     initial /= initial.sum(axis=1, keepdims=True)
     table = table_of(S, initial)
-    table.let_go()
+    table.release()
     history, alphas = [], []
     for t in range(2, epochs + 1):
         logits = 3 * rng.standard_normal((m, k))

@@ -9,7 +9,7 @@ from mipl import make_classifier
 from mipl.data.batch import BagLoader
 from mipl.data.benchmarks import gaussian_bags
 from mipl.errors import SettingError
-from mipl.methods import METHODS, Clock
+from mipl.methods import METHODS, StepContext
 from mipl.methods.agopmipl import MetricScore, class_prototypes, gradient_outer_product
 from mipl.nn.heads import make_head
 from mipl.pseudo_labels import PseudoLabels
@@ -21,7 +21,7 @@ def metric_score(width=6, k=3, seed=0):
     score = MetricScore(width, k).double()
     score.prototypes.copy_(torch.randn(k, width))
     factor = torch.randn(width, 2, dtype=torch.float64)
-    score.follow(factor @ factor.T, momentum=0.3)
+    score.update_metric(factor @ factor.T, momentum=0.3)
     return score
 
 
@@ -41,14 +41,14 @@ def test_the_metric_is_an_average_and_its_root_is_its_root():
     factor = torch.tensor([[1.0], [2.0], [0.0], [-1.0]], dtype=torch.float64)
     G = factor @ factor.T
     for _ in range(3):
-        score.follow(1e-6 * G, momentum=0.75)  # its size does not matter
+        score.update_metric(1e-6 * G, momentum=0.75)  # its size does not matter
         before = 0.75 * before + 0.25 * G * 4 / 6
         torch.testing.assert_close(score.metric, before)
         torch.testing.assert_close(score.root @ score.root, score.metric)
         torch.testing.assert_close(score.root, score.root.T)
         assert float(score.metric.trace()) == pytest.approx(4.0)
     for nothing in (torch.zeros(4, 4), torch.full((4, 4), torch.nan), torch.full((4, 4), torch.inf)):
-        score.follow(nothing.double(), momentum=0.75)
+        score.update_metric(nothing.double(), momentum=0.75)
         torch.testing.assert_close(score.metric, before)
 
 
@@ -132,7 +132,7 @@ def test_the_loss_is_the_disambiguation_loss_with_weights_moved_first():
     bags = gaussian_bags(bags=9, sizes=(1, 4))
     method, net, loader, table = prepared(bags)
     batch = loader.batch(np.arange(9))
-    losses = method.objective(net, batch, table, Clock(3, 10, alpha=0.7, gamma=1.0)).detach().numpy()
+    losses = method.objective(net, batch, table, StepContext(3, 10, alpha=0.7, gamma=1.0)).detach().numpy()
     p = method.log_proba(net, batch).exp().detach().numpy().astype(np.float64)
     for i, S in enumerate(bags.candidates):
         w = 0.7 * S / S.sum() + 0.3 * np.where(S, p[i], 0) / p[i][S].sum()
@@ -144,13 +144,13 @@ def test_rounds_move_prototypes_and_metric_but_not_after_the_last_epoch():
     bags = gaussian_bags(bags=12)
     method, net, loader, table = prepared(bags, round_epochs=2)
     assert net.score.prototypes.abs().sum() > 0
-    clock, moved = Clock(1, 6, alpha=1.0, gamma=1.0), []
+    context, moved = StepContext(1, 6, alpha=1.0, gamma=1.0), []
     for epoch in range(1, 7):
         net.score.prototypes.zero_()
         before = net.score.metric.clone()
         for batch in loader.in_order():
-            method.objective(net, batch, table, clock)
-        method.on_epoch_end(net, table, dataclasses.replace(clock, epoch=epoch))
+            method.objective(net, batch, table, context)
+        method.on_epoch_end(net, table, dataclasses.replace(context, epoch=epoch))
         assert table.memory == {}  # no features of bags in a checkpoint
         changed = bool(net.score.prototypes.abs().sum() > 0)
         assert changed == (not torch.equal(before, net.score.metric))

@@ -12,10 +12,10 @@ from mipl import make_classifier
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.errors import SettingError
 from mipl.losses import mdl_loss
-from mipl.methods import METHODS, Clock
+from mipl.methods import METHODS, StepContext
 from mipl.methods.base import AttentionMethod
 from mipl.methods.elimipl import log_complement
-from mipl.methods.miplma import spread
+from mipl.methods.miplma import margin_penalty
 from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for
 from mipl.training.recipe import make_recipe
@@ -25,7 +25,7 @@ K, D = 4, 3
 EARLIER = ["demipl", "elimipl", "miplma", "promipl"]
 NAMES = [*EARLIER, "sam-ls", "mam-ls"]
 ON_THE_SHARED_NETWORK = [name for name in METHODS if issubclass(METHODS[name].cls, AttentionMethod)]
-CLOCK = Clock(epoch=3, epochs=10, alpha=0.7, gamma=1.0, alpha_after=0.8)
+CONTEXT = StepContext(epoch=3, epochs=10, alpha=0.7, gamma=1.0, alpha_after=0.8)
 HEADS = pytest.mark.parametrize("head", ["linear", "sigmoid"])
 ORDERS = pytest.mark.parametrize("update", ["before", "after"])
 
@@ -56,7 +56,7 @@ def make(name, **settings):
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.mul_(2.0)
-    method.on_epoch_start(net, CLOCK.epoch)
+    method.on_epoch_start(net, CONTEXT.epoch)
     return method, net
 
 
@@ -65,7 +65,7 @@ def make_table():
     raw = np.random.default_rng(0).random(CANDIDATES.shape) * CANDIDATES.numpy()
     raw[3, 0] = 0.0
     table = PseudoLabels(CANDIDATES, torch.tensor(raw / raw.sum(axis=1, keepdims=True)))
-    table.let_go()  # as after the warm-up
+    table.release()  # as after the warm-up
     return table
 
 
@@ -121,7 +121,7 @@ def slow(name, method, net, batch, weights, noise=None):
         if name == "promipl":
             source, q = slow_promipl(method, net, z[i], old, S, noise[i])
         first = method.update == "before"
-        moved = momentum(CLOCK.alpha if first else CLOCK.alpha_after, old, source, S)
+        moved = momentum(CONTEXT.alpha if first else CONTEXT.alpha_after, old, source, S)
         w = moved if first else old
         loss = sum(-w[c] * math.log(p[c]) for c in S)
         if name == "demipl":
@@ -164,7 +164,7 @@ def test_objective_and_table_equal_the_loop(name, head, update, index):
     noise = torch.rand(len(index), K, dtype=torch.float64).numpy()  # the first draw that ProMIPL makes
     losses, rows = slow(name, method, net, batch, before[index].numpy(), noise)
     torch.manual_seed(5)
-    values = method.objective(net, batch, table, CLOCK)
+    values = method.objective(net, batch, table, CONTEXT)
     assert values.shape == (len(index),)
     # the table is in float32; ProMIPL's entropy takes q = 0 as 2^−23
     np.testing.assert_allclose(values.detach().numpy(), losses, rtol=1e-5, atol=3e-6)
@@ -190,7 +190,7 @@ def test_every_weight_counts(name, setting):
     def losses(value):
         method, net = make(name, **{setting: value})
         torch.manual_seed(0)
-        return method.objective(net, bag_batch([0, 3]), make_table(), CLOCK)
+        return method.objective(net, bag_batch([0, 3]), make_table(), CONTEXT)
 
     assert not torch.allclose(losses(0.0), losses(0.7), atol=1e-4)
 
@@ -206,7 +206,7 @@ def test_without_their_own_terms_they_are_mdl():
         method, net = make(name, attention="sam", head="linear", update="after", **settings)
         table, batch = make_table(), bag_batch([0, 1, 2, 3, 4])
         expected = mdl_loss(net(batch.instances, batch.sizes).logits, CANDIDATES, table.weights.clone())
-        torch.testing.assert_close(method.objective(net, batch, table, CLOCK), expected, rtol=0, atol=0)
+        torch.testing.assert_close(method.objective(net, batch, table, CONTEXT), expected, rtol=0, atol=0)
 
 
 def test_smoothing_spreads_over_the_candidates_alone():
@@ -214,11 +214,11 @@ def test_smoothing_spreads_over_the_candidates_alone():
     batch, table = bag_batch([0, 1, 2, 3, 4]), make_table()
     even = CANDIDATES / CANDIDATES.sum(dim=1, keepdim=True)
     expected = mdl_loss(net(batch.instances, batch.sizes).logits, CANDIDATES, even)
-    torch.testing.assert_close(method.objective(net, batch, table, CLOCK), expected)
+    torch.testing.assert_close(method.objective(net, batch, table, CONTEXT), expected)
     lone = bag_batch([1])
     assert torch.equal(
-        method.objective(net, lone, make_table(), CLOCK),
-        make("sam-ls", smoothing=0.0)[0].objective(net, lone, make_table(), CLOCK),
+        method.objective(net, lone, make_table(), CONTEXT),
+        make("sam-ls", smoothing=0.0)[0].objective(net, lone, make_table(), CONTEXT),
     )
 
 
@@ -242,11 +242,11 @@ def test_log_complement_is_exact_where_p_rounds_to_0_and_1():
 def test_spread_is_finite_for_equal_and_for_opposite_margins():
     for values in ([0.3, 0.3], [0.0, 0.0], [0.0, 1.0], [1.0], [0.0], [0.5] * 7, [0.0, 0.0, 1.0, 1.0]):
         m = torch.tensor(values, requires_grad=True)
-        value = spread(m)
+        value = margin_penalty(m)
         (gradient,) = torch.autograd.grad(value, m)
         assert 0 <= value.item() < 2
         assert torch.isfinite(gradient).all()
-    assert spread(torch.tensor([0.4])).item() == pytest.approx(0.2 / (1 - 0.4 / math.sqrt(2)))
+    assert margin_penalty(torch.tensor([0.4])).item() == pytest.approx(0.2 / (1 - 0.4 / math.sqrt(2)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -262,7 +262,7 @@ def test_extreme_networks_give_finite_losses_and_gradients(name, scale):
     batch = bag_batch([0, 1, 2, 3, 4])
     batch = dataclasses.replace(batch, instances=batch.instances.float())
     one_hot = torch.eye(K)[CANDIDATES.int().argmax(dim=1)]
-    losses = method.objective(net, batch, PseudoLabels(CANDIDATES, one_hot), CLOCK)
+    losses = method.objective(net, batch, PseudoLabels(CANDIDATES, one_hot), CONTEXT)
     assert torch.isfinite(losses).all()
     torch.autograd.backward(losses.mean())
     assert all(torch.isfinite(p.grad).all() for p in net.parameters() if p.grad is not None)
@@ -278,7 +278,7 @@ def test_every_method_on_the_shared_network_runs_with_either_head_and_order(name
     method, net = make(name, head=head, update=update)
     batch, table = bag_batch([0, 1, 2, 3, 4]), make_table()
     before = table.weights.clone()
-    losses = method.objective(net, batch, table, CLOCK)
+    losses = method.objective(net, batch, table, CONTEXT)
     torch.autograd.backward(losses.mean())
     assert torch.isfinite(losses).all()
     assert net.head.weight.grad.abs().sum() > 0
@@ -293,14 +293,14 @@ def test_an_update_after_the_loss_is_seen_by_the_next_one(name):
     method, net = make(name, update="after")
     batch, table = bag_batch([0, 3, 4]), make_table()
 
-    def loss(table, clock):
+    def loss(table, context):
         torch.manual_seed(0)
-        return method.objective(net, batch, table, clock).detach()
+        return method.objective(net, batch, table, context).detach()
 
-    never = dataclasses.replace(CLOCK, alpha_after=1.0)
-    assert torch.equal(loss(make_table(), never), loss(make_table(), CLOCK))
-    expected = loss(table, CLOCK)
-    assert not torch.equal(loss(table, CLOCK), expected)
+    never = dataclasses.replace(CONTEXT, alpha_after=1.0)
+    assert torch.equal(loss(make_table(), never), loss(make_table(), CONTEXT))
+    expected = loss(table, CONTEXT)
+    assert not torch.equal(loss(table, CONTEXT), expected)
 
 
 def test_the_earlier_methods_have_their_own_head_order_and_attention():
@@ -344,12 +344,12 @@ def test_training_equals_the_earlier_methods_loop_written_out_by_hand(gaussian):
 
 def test_the_classifier_does_not_pull_the_inferred_labels():
     method, net = make("promipl", entropy_weight=0.0, rebuild_weight=0.0)
-    losses = method.objective(net, bag_batch([0, 3]), make_table(), CLOCK)
+    losses = method.objective(net, bag_batch([0, 3]), make_table(), CONTEXT)
     torch.autograd.backward(losses.mean())
     aside = [*net.inference.parameters(), *net.generative.parameters()]
     assert all(p.grad is None or not p.grad.any() for p in aside)
     method, net = make("promipl")
-    torch.autograd.backward(method.objective(net, bag_batch([0, 3]), make_table(), CLOCK).mean())
+    torch.autograd.backward(method.objective(net, bag_batch([0, 3]), make_table(), CONTEXT).mean())
     assert all(p.grad.any() for p in [*net.inference.parameters(), *net.generative.parameters()])
 
 

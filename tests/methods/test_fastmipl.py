@@ -8,7 +8,7 @@ from mipl import make_classifier
 from mipl.data.batch import BagBatch
 from mipl.data.benchmarks import gaussian_bags
 from mipl.errors import SettingError
-from mipl.methods.base import Clock
+from mipl.methods.base import StepContext
 from mipl.methods.fastmipl import FastMIPL, softmax_regression
 from mipl.pseudo_labels import PseudoLabels
 
@@ -60,7 +60,7 @@ def test_the_objective_is_the_slow_one():
     beta = torch.randn(2, 3, 12, dtype=torch.float64)
     net.sample = lambda samples: beta
     before = table.weights.clone()
-    got = method.objective(net, batch, table, Clock(3, 10, 0.7, 1.0, 0.8))
+    got = method.objective(net, batch, table, StepContext(3, 10, 0.7, 1.0, 0.8))
     with torch.no_grad():
         h = net.encode(batch.instances).numpy()
         divergence = net.divergence().numpy()

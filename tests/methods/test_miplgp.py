@@ -15,7 +15,7 @@ from mipl.data.batch import BagLoader
 from mipl.data.benchmarks import gaussian_bags
 from mipl.errors import SettingError
 from mipl.methods import miplgp
-from mipl.methods.base import Clock
+from mipl.methods.base import StepContext
 from mipl.methods.miplgp import MIPLGP
 from mipl.nn import gp
 from mipl.pseudo_labels import PseudoLabels
@@ -141,7 +141,7 @@ def test_inducing_points_at_all_instances_are_exact(monkeypatch):
     with torch.no_grad():
         exact = net.moments(at)
         factor = gp.cholesky_of_points(net)
-        q = gp.best_inducing(net, gp.whiten(net, factor, net.points), targets, noise)
+        q = gp.optimal_inducing(net, gp.whiten(net, factor, net.points), targets, noise)
         net._posterior = gp.Posterior(*(part[:-1] for part in gp.inducing_posterior(q, factor)))
         for got, wanted in zip(net.moments(at), exact, strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
@@ -189,7 +189,7 @@ def test_a_step_moves_the_weights_whatever_the_order_of_bags(shuffled):
     with torch.no_grad():
         loss, fitted = gp.exact_likelihood(net, targets, noise)
     order = np.random.default_rng(0).permutation(len(BAGS)) if shuffled else np.arange(len(BAGS))
-    losses = method.objective(net, loader.batch(order), table, Clock(1, 5, 0.0, 1.0))
+    losses = method.objective(net, loader.batch(order), table, StepContext(1, 5, 0.0, 1.0))
     np.testing.assert_allclose(losses.detach(), [float(loss)] * len(BAGS), rtol=1e-9)
     sizes = torch.tensor(BAGS.sizes)
     initial, candidates = miplgp.instance_weights(table.weights, table.candidates, sizes)
@@ -231,11 +231,11 @@ def test_small_data_are_exact_and_others_have_inducing_points(monkeypatch):
 
     assert points() == points(inducing=None) == points(inducing=N + 1) == N
     assert points(inducing=7) == 7
-    monkeypatch.setattr(miplgp, "EXACT", 20)
-    monkeypatch.setattr(miplgp, "FEWEST", 9)
+    monkeypatch.setattr(miplgp, "MAX_EXACT", 20)
+    monkeypatch.setattr(miplgp, "MIN_INDUCING", 9)
     assert points() == 9
     assert points(inducing=None) == N
-    monkeypatch.setattr(miplgp, "memory", lambda device: 1000.0)
+    monkeypatch.setattr(miplgp, "device_memory", lambda device: 1000.0)
     with pytest.raises(SettingError, match=rf"over {N} instances and 4 classes .* GiB .*set inducing=auto"):
         points(inducing=None)
     assert points() == 9
@@ -243,7 +243,7 @@ def test_small_data_are_exact_and_others_have_inducing_points(monkeypatch):
 
 def test_the_memory_of_an_exact_model_is_said_for_a_real_size():
     with pytest.raises(SettingError, match="would take about 37253 GiB of memory"):
-        MIPLGP(inducing=None)._points(1_000_000, 1, torch.device("cpu"))
+        MIPLGP(inducing=None)._inducing_points(1_000_000, 1, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("recipe", ["stable", "paper"])

@@ -11,13 +11,13 @@ from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader
 from mipl.data.benchmarks import gaussian_bags
 from mipl.errors import SettingError
-from mipl.methods import METHODS, Clock
+from mipl.methods import METHODS, StepContext
 from mipl.nn.pooled import pool
 from mipl.pseudo_labels import PseudoLabels
 
 NAMES = ("proden", "lws", "pop", "pop-cc", "pop-cn")
-CLOCK = Clock(epoch=3, epochs=10, alpha=0.7, gamma=1.0)
-WARM = dataclasses.replace(CLOCK, gamma=0.0)
+CONTEXT = StepContext(epoch=3, epochs=10, alpha=0.7, gamma=1.0)
+WARM = dataclasses.replace(CONTEXT, gamma=0.0)
 
 
 def odd_bags(k=4, seed=0):
@@ -140,13 +140,13 @@ def test_the_loss_is_that_of_the_formulas(name, pooling):
     outside = table.memory.get("outside", table.weights).numpy()
     rows = zip(scores, bags.candidates, table.weights.numpy(), outside, strict=True)
     wanted = [slow_loss(name, s, set(np.flatnonzero(S)), w, v, beta=2.0) for s, S, w, v in rows]
-    losses = method.objective(net, batch, table, CLOCK)
+    losses = method.objective(net, batch, table, CONTEXT)
     np.testing.assert_allclose(losses.detach().numpy(), wanted, rtol=1e-10)
     np.testing.assert_allclose(method.log_proba(net, batch).exp().detach(), [softmax(s) for s in scores])
     for i in range(len(bags)):  # a batch of one bag, among them one of one instance
         small = BagLoader(bags).batch(np.array([i]))
         small = dataclasses.replace(small, instances=small.instances.double())
-        alone = method.objective(net, small, table, CLOCK)
+        alone = method.objective(net, small, table, CONTEXT)
         np.testing.assert_allclose(alone.detach().numpy(), wanted[i : i + 1], rtol=1e-10)
 
 
@@ -154,7 +154,7 @@ def test_in_the_warm_up_the_margin_is_left_out():
     bags = odd_bags()
     method, net, batch, table = setup("pop-cn", bags)
     plain = METHODS["proden"].make(width=8)
-    expected = plain.objective(net, batch, table, CLOCK)
+    expected = plain.objective(net, batch, table, CONTEXT)
     torch.testing.assert_close(method.objective(net, batch, table, WARM), expected)
 
 
@@ -165,8 +165,8 @@ def test_the_loss_takes_the_purified_sets():
     table.weights[1] = torch.tensor([0.25, 0.0, 0.75, 0.0])
     s = numpy_scores(net, bags, "mean")[1]
     wanted = slow_loss("pop-cn", s, {0, 2}, table.weights[1].numpy(), None, None)
-    assert method.objective(net, batch, table, CLOCK)[1].item() == pytest.approx(wanted, rel=1e-10)
-    method.after_step(net, batch, table, CLOCK)
+    assert method.objective(net, batch, table, CONTEXT)[1].item() == pytest.approx(wanted, rel=1e-10)
+    method.after_step(net, batch, table, CONTEXT)
     assert table.weights[1, [1, 3]].tolist() == [0.0, 0.0]
     assert table.candidates[1].all()  # the sets that were given stay
 
@@ -182,7 +182,7 @@ def test_weights_are_the_output_after_the_step_without_dropout(name):
     batch = dataclasses.replace(batch, instances=batch.instances.double())
     before, memory = table.weights.clone(), {key: value.clone() for key, value in table.memory.items()}
     net.train()
-    method.after_step(net, batch, table, CLOCK)
+    method.after_step(net, batch, table, CONTEXT)
     assert net.training
     scores = numpy_scores(net, bags, "mean")
     for i, S in enumerate(bags.candidates):
@@ -252,7 +252,7 @@ def test_purification_is_that_of_the_description(purify_after, theta, theta_max)
     for epoch, (weights, (S, wanted, threshold)) in enumerate(zip(tables, expected, strict=True), start=1):
         kept = torch.tensor(weights).masked_fill(~table.memory["candidates"], 0.0)
         table.weights = kept / kept.sum(dim=1, keepdim=True)
-        method.on_epoch_end(net, table, dataclasses.replace(CLOCK, epoch=epoch, epochs=12))
+        method.on_epoch_end(net, table, dataclasses.replace(CONTEXT, epoch=epoch, epochs=12))
         assert (table.memory["candidates"].numpy() == S).all()
         np.testing.assert_allclose(table.weights, wanted, atol=1e-9)
         assert float(table.memory["theta"]) == pytest.approx(threshold, rel=1e-12)
@@ -267,7 +267,7 @@ def test_a_bag_whose_last_weights_are_on_what_is_dropped_goes_on_with_equal_ones
     method, net, _, table = setup("pop", bags, purify_after=1, theta_start=0.4)
     table.memory["recent"][:] = torch.tensor([0.5, 0.5, 0.0, 0.0])
     table.weights = torch.tensor([[0.0, 0.0, 1.0, 0.0]], dtype=torch.float64)
-    method.on_epoch_end(net, table, CLOCK)  # averages 0.4, 0.4, 0.2 stay; θ of 0.4 asks for 0.16
+    method.on_epoch_end(net, table, CONTEXT)  # averages 0.4, 0.4, 0.2 stay; θ of 0.4 asks for 0.16
     assert table.memory["candidates"].tolist() == [[True, True, True, False]]
     table.memory["recent"][:] = torch.tensor([0.6, 0.4, 0.0, 0.0])
     table.memory["theta"].fill_(0.5)
@@ -275,7 +275,7 @@ def test_a_bag_whose_last_weights_are_on_what_is_dropped_goes_on_with_equal_ones
     method.on_epoch_end(net, table, WARM)  # the recipe's warm-up: the weights are not the network's yet
     assert table.memory["candidates"].tolist() == [[True, True, True, False]]
     assert float(table.memory["theta"]) == 0.5
-    method.on_epoch_end(net, table, CLOCK)  # 0.48, 0.32, 0.2: the last one goes
+    method.on_epoch_end(net, table, CONTEXT)  # 0.48, 0.32, 0.2: the last one goes
     assert table.memory["candidates"].tolist() == [[True, True, False, False]]
     np.testing.assert_allclose(table.weights, [[0.5, 0.5, 0.0, 0.0]])
 

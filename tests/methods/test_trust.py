@@ -14,7 +14,7 @@ from mipl.data.noise import remove_true_label
 from mipl.errors import SettingError
 from mipl.losses import cdl_loss
 from mipl.methods import METHODS
-from mipl.pseudo_labels import SOUND, START, STEPS, PseudoLabels
+from mipl.pseudo_labels import EM_STEPS, INITIAL_TRUST, PRIOR_COUNT, PseudoLabels
 from mipl.registry import parse_setting
 from mipl.training.crossfit import train_stacked
 from mipl.training.distributed import ProcessGroup
@@ -62,7 +62,7 @@ def test_weights_are_the_posterior_over_all_classes(data, trust, voted):
     )
     weights = table.update(index, torch.tensor(logits), 0.0)
     np.testing.assert_allclose(weights, posterior(logits, S, trust, votes if voted else None), atol=1e-5)
-    table.let_go()
+    table.release()
     weights = table.update(index, torch.tensor(logits), 0.0)  # after the warm-up the votes are in w alone
     np.testing.assert_allclose(weights, posterior(logits, S, trust), atol=1e-5)
 
@@ -77,7 +77,7 @@ def test_full_trust_is_the_plain_table_bit_for_bit(data, alpha):
             table.update(torch.arange(len(S)), torch.tensor(logits), alpha)
         assert torch.equal(plain.weights, full.weights)
         assert not full.memory
-        assert full.settle(lambda tensors: None, warming=True) == []
+        assert full.estimate_trust(lambda tensors: None, warmup=True) == []
 
 
 @given(data=tables(), seen=st.integers(0, 8))
@@ -88,22 +88,22 @@ def test_the_estimate_is_em_over_sets_of_a_size(data, seen):
     table = PseudoLabels(torch.tensor(both), trust="estimate", members=2)
     index = np.concatenate([np.arange(len(S))[:seen], len(S) + np.arange(len(S))])
     table.update(torch.tensor(index), torch.tensor(np.concatenate([logits, logits])[index]), 0.0)
-    found = table.settle(lambda tensors: None, warming=True)
+    found = table.estimate_trust(lambda tensors: None, warmup=True)
     sizes = S.sum(axis=1)
     for member, bags in ((0, np.arange(len(S))[:seen]), (1, np.arange(len(S)))):
         for size in set(sizes[bags]):
-            own, expected = bags[sizes[bags] == size], START
-            for _ in range(STEPS):
+            own, expected = bags[sizes[bags] == size], INITIAL_TRUST
+            for _ in range(EM_STEPS):
                 kept = (posterior(logits[own], S[own], expected) * S[own]).sum()
-                expected = (kept + SOUND) / (len(own) + SOUND)
+                expected = (kept + PRIOR_COUNT) / (len(own) + PRIOR_COUNT)
             assert found[member][f"trust_{size}"] == pytest.approx(expected, abs=1e-5)
     if not seen:
-        assert table.memory["trust"][0].tolist() == pytest.approx([START] * (S.shape[1] + 1))
+        assert table.memory["trust"][0].tolist() == pytest.approx([INITIAL_TRUST] * (S.shape[1] + 1))
     before = table.memory["trust"].clone()
-    table.settle(lambda tensors: None, warming=True)  # nothing was seen since
+    table.estimate_trust(lambda tensors: None, warmup=True)  # nothing was seen since
     assert torch.equal(table.memory["trust"], before)
     table.update(torch.arange(len(both)), 99.0 * torch.tensor(both), 0.0)  # known by heart
-    table.settle(lambda tensors: None, warming=False)
+    table.estimate_trust(lambda tensors: None, warmup=False)
     assert torch.equal(table.memory["trust"], before)
 
 
@@ -122,8 +122,8 @@ def test_processes_that_add_their_sums_estimate_as_one_that_has_all_bags(data, s
         for tensor in tensors:
             tensor.mul_(2)  # what the other process has is the same
 
-    (found,) = half.settle(add, warming=True)
-    (expected,) = whole.settle(lambda tensors: None, warming=True)
+    (found,) = half.estimate_trust(add, warmup=True)
+    (expected,) = whole.estimate_trust(lambda tensors: None, warmup=True)
     assert found == pytest.approx(expected, abs=1e-6)
 
 
@@ -133,7 +133,9 @@ def test_bags_that_were_not_seen_do_not_count():
     some, alone = PseudoLabels(S, trust="estimate"), PseudoLabels(S[:2], trust="estimate")
     for table in (some, alone):
         table.update(torch.arange(2), logits[:2], 0.0)
-    (found,), (expected,) = (table.settle(lambda tensors: None, warming=True) for table in (some, alone))
+    (found,), (expected,) = (
+        table.estimate_trust(lambda tensors: None, warmup=True) for table in (some, alone)
+    )
     assert found["trust_2"] == pytest.approx(expected["trust_2"], abs=1e-6)
 
 
@@ -142,10 +144,10 @@ def test_members_of_one_bag_each_have_a_trust_of_their_own():
     logits = torch.tensor([[9.0, 0.0, 0.0], [-9.0, 0.0, 0.0]])
     table = PseudoLabels(S, trust="estimate", members=2)
     table.update(torch.arange(2), logits, 0.0)
-    for row, found in zip(logits, table.settle(lambda tensors: None, warming=True), strict=True):
+    for row, found in zip(logits, table.estimate_trust(lambda tensors: None, warmup=True), strict=True):
         alone = PseudoLabels(S[:1], trust="estimate")
         alone.update(torch.arange(1), row[None], 0.0)
-        assert [found] == alone.settle(lambda tensors: None, warming=True)
+        assert [found] == alone.estimate_trust(lambda tensors: None, warmup=True)
 
 
 def test_a_trust_that_single_precision_takes_for_1_still_lets_bags_go():
@@ -161,8 +163,8 @@ def test_a_network_without_opinion_does_not_move_the_estimate():
     S = torch.eye(5, dtype=torch.bool).repeat(4000, 1)
     table = PseudoLabels(S, trust="estimate")
     table.update(torch.arange(20000), torch.zeros(20000, 5), 0.0)
-    (found,) = table.settle(lambda tensors: None, warming=True)
-    assert found["trust_1"] == pytest.approx(START, abs=1e-3)
+    (found,) = table.estimate_trust(lambda tensors: None, warmup=True)
+    assert found["trust_1"] == pytest.approx(INITIAL_TRUST, abs=1e-3)
 
 
 def test_the_margin_is_that_of_the_side_a_bag_is_on():
@@ -170,14 +172,14 @@ def test_the_margin_is_that_of_the_side_a_bag_is_on():
     candidates = torch.tensor([[True, True, False, False], [True, False, False, False]])
     weights = torch.tensor([[0.5, 0.3, 0.2, 0.0], [0.1, 0.6, 0.2, 0.1]])
     batch = type("Batch", (), {"candidates": candidates})()
-    favoured = method.favoured(batch, weights)
-    assert favoured.tolist() == [[True, True, False, False], [False, True, True, True]]
+    margin_classes = method.margin_classes(batch, weights)
+    assert margin_classes.tolist() == [[True, True, False, False], [False, True, True, True]]
     logits, everything = torch.randn(2, 4), torch.ones(2, 4, dtype=torch.bool)
     for competitor in ("cc", "cn"):
-        values = cdl_loss(logits, everything, weights, competitor, 2.0, favoured)
+        values = cdl_loss(logits, everything, weights, competitor, 2.0, margin_classes)
         for i in range(2):
             p = logits[i].softmax(dim=0)
-            own, other = p[favoured[i]].sort(descending=True).values, p[~favoured[i]].max()
+            own, other = p[margin_classes[i]].sort(descending=True).values, p[~margin_classes[i]].max()
             lead = own[0] - (own[1] if competitor == "cc" else other)
             expected = (1 - lead) ** 2 * -(weights[i] * p.log()).sum()
             assert float(values[i]) == pytest.approx(float(expected), rel=1e-5)

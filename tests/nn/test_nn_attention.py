@@ -50,30 +50,27 @@ ATTENTIONS = pytest.mark.parametrize(
 # --- Eq. 7 ---
 
 
-def numpy_xi(score, h, shared):
+def numpy_xi(score, h):
     weights = {name: value.detach().double().numpy() for name, value in score.named_parameters()}
     result = []
     for row in h:
         first, second = np.split(weights["gates.weight"] @ row + weights["gates.bias"], 2)
-        t, s = np.tanh(first), 1 / (1 + np.exp(-(first if shared else second)))
+        t, s = np.tanh(first), 1 / (1 + np.exp(-second))
         hidden = np.maximum(weights["score.0.weight"] @ (t * s) + weights["score.0.bias"], 0.0)
         result.append((weights["score.2.weight"] @ hidden + weights["score.2.bias"])[0])
     return np.array(result)
 
 
-@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("n", [1, 9])
-def test_score_equals_equation_7(shared, n):
+def test_score_equals_equation_7(n):
     torch.manual_seed(n)
-    score = GatedScore(WIDTH, 5, shared_gate=shared)
+    score = GatedScore(WIDTH, 5)
     h = 3 * torch.randn(n, WIDTH)
     result = score(h)
     assert result.shape == (n,)
     np.testing.assert_allclose(
-        result.detach().numpy(), numpy_xi(score, h.double().numpy(), shared), rtol=0, atol=1e-5
+        result.detach().numpy(), numpy_xi(score, h.double().numpy()), rtol=0, atol=1e-5
     )
-    other = numpy_xi(score, h.double().numpy(), not shared)
-    assert np.abs(result.detach().numpy() - other).max() > 1e-3  # the two gates are told apart
 
 
 def test_layers_of_the_score_have_the_stated_sizes():
@@ -86,19 +83,6 @@ def test_layers_of_the_score_have_the_stated_sizes():
         "score.2.weight": (1, 128),
         "score.2.bias": (1,),
     }
-
-
-def test_shared_gate_leaves_the_sigmoid_gate_without_gradient():
-    torch.manual_seed(0)
-    h = torch.randn(6, WIDTH)
-    separate, shared = GatedScore(WIDTH, 5), GatedScore(WIDTH, 5, shared_gate=True)
-    shared.load_state_dict(separate.state_dict())  # the same names: a model can be read either way
-    for score in (separate, shared):
-        torch.autograd.backward(score(h).sum())
-    for parameter in shared.gates.parameters():
-        assert parameter.grad[:5].abs().sum() > 0
-        assert parameter.grad[5:].abs().sum() == 0
-    assert all(p.grad[5:].abs().sum() > 0 for p in separate.gates.parameters())
 
 
 # --- Eqs. 8–12 ---

@@ -36,7 +36,7 @@ def test_values_and_gradients_are_those_of_conv2d(tiles, n, channels, seed):
     c, o = channels
     exact = [torch.randn(shape, dtype=torch.float64) for shape in ((h, w, n, c), (o, c, 5, 5), (o,))]
     wanted = outcome(by_torch, *exact)
-    for function in (convolution.convolve_few, convolution.convolve_many):
+    for function in (convolution.conv5x5_im2col, convolution.conv5x5_winograd):
         for dtype, atol in ((torch.float64, 1e-10), (torch.float32, 3e-5)):
             given = outcome(function, *(tensor.to(dtype) for tensor in exact))
             for mine, theirs in zip(given, wanted, strict=True):

@@ -10,10 +10,10 @@ from mipl.nn.attention import GatedScore, make_attention
 from mipl.nn.encoders import Standardize, make_encoder
 from mipl.nn.heads import make_head
 from mipl.nn.members import Members, can_be_member, layer_parameters
-from mipl.nn.network import IGNORED, BagNetwork, is_background
+from mipl.nn.network import BACKGROUND_LEVEL, BagNetwork, is_background
 
 D = 5
-OF_BAGS = ("logits", "embedding", "decided")  # (e·b, …); attention and scores are (e, n)
+OF_BAGS = ("logits", "embedding", "background_kl")  # (e·b, …); attention and scores are (e, n)
 
 
 def networks(count, attention="sam", head="linear", dropout=0.0, width=16, k=4):
@@ -54,14 +54,14 @@ def test_values_and_gradients_are_those_of_every_network(attention, head, count,
     members = Members(nets)
     x, sizes, b = torch.randn(sum(sizes), D), torch.tensor(sizes), len(sizes)
     output = members(x, sizes)
-    stacked = {**output._asdict(), "decided": members.decided(output, sizes)}
+    stacked = {**output._asdict(), "background_kl": members.background_kl(output, sizes)}
     together, apart = [], []
     for e, net in enumerate(nets):
         single = net(x, sizes)
         edge = single.attention * sizes.repeat_interleave(sizes)
-        if ((edge - IGNORED).abs() < 1e-4).any():  # rounding decides what is background
+        if ((edge - BACKGROUND_LEVEL).abs() < 1e-4).any():  # rounding decides what is background
             return
-        alone = {**single._asdict(), "decided": net.decided(single, sizes)}
+        alone = {**single._asdict(), "background_kl": net.background_kl(single, sizes)}
         for name in (*OF_BAGS, "attention", "scores"):
             mine = stacked[name][e * b : (e + 1) * b] if name in OF_BAGS else stacked[name][e]
             torch.testing.assert_close(mine, alone[name], atol=1e-5, rtol=1e-4, msg=name)
@@ -124,7 +124,7 @@ def test_trained_parameters_are_handed_back_to_the_networks():
             rows.normal_()
     x, sizes = torch.randn(12, D), torch.tensor([5, 7])
     wanted = members(x, sizes).logits.view(3, 2, -1)
-    members.hand_back()
+    members.copy_to_networks()
     for net, logits in zip(nets, wanted, strict=True):
         torch.testing.assert_close(net(x, sizes).logits, logits, atol=1e-4, rtol=1e-4)
         assert net.attention.tau == members.attention.tau
@@ -136,7 +136,6 @@ def test_trained_parameters_are_handed_back_to_the_networks():
         ((D,), {}, True),
         ((D,), {"attention": "mam"}, True),
         ((D,), {"attention": "mam", "mam_order": "weights"}, False),
-        ((D,), {"shared_gate": True}, False),
         ((28, 28), {}, False),
     ],
 )

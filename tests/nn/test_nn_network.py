@@ -264,7 +264,7 @@ def test_the_divergence_of_the_background_equals_a_loop(attention, head):
     sizes = [1, 9, 30, 60]
     bags = [torch.randn(n, 5) for n in sizes]
     output = net(torch.cat(bags), torch.tensor(sizes))
-    got = net.decided(output, torch.tensor(sizes)).detach().numpy()
+    got = net.background_kl(output, torch.tensor(sizes)).detach().numpy()
     assert got[0] == 0.0  # the only instance of a bag is not its background
     found = 0
     for bag, value in zip(bags[1:], got[1:], strict=True):
@@ -284,13 +284,15 @@ def test_a_constant_head_has_a_divergence_of_0_and_attention_has_no_gradient():
     net = selective(enlarge(network((5,), width=16), 3.0))
     sizes = torch.tensor([4, 9])
     output = net(torch.randn(13, 5), sizes)
-    assert (net.decided(output, sizes) > 0).all()
-    (slope,) = torch.autograd.grad(net.decided(output, sizes).sum(), output.scores, allow_unused=True)
+    assert (net.background_kl(output, sizes) > 0).all()
+    (slope,) = torch.autograd.grad(net.background_kl(output, sizes).sum(), output.scores, allow_unused=True)
     assert slope is None  # which instances they are is taken as it is
     with torch.no_grad():
         net.head.weight.zero_()
         net.head.bias.fill_(0.7)
-    assert net.decided(net(torch.randn(13, 5), sizes), sizes).tolist() == pytest.approx([0, 0], abs=1e-6)
+    assert net.background_kl(net(torch.randn(13, 5), sizes), sizes).tolist() == pytest.approx(
+        [0, 0], abs=1e-6
+    )
 
 
 def test_images_trained_on_in_parts_give_the_same_values_and_gradients(monkeypatch):
@@ -299,7 +301,7 @@ def test_images_trained_on_in_parts_give_the_same_values_and_gradients(monkeypat
     images = torch.rand(23, 28, 28)
     given = []
     for part in (23, 7):
-        monkeypatch.setattr(ImageEncoder, "PART", part)
+        monkeypatch.setattr(ImageEncoder, "CHUNK", part)
         features = net.encode(images)
         slopes = torch.autograd.grad(features.square().sum(), list(net.encoder.parameters()))
         given.append((features, *slopes))

@@ -25,7 +25,7 @@ from mipl.errors import DataError, MiplError, SettingError, StorageError, sugges
 from mipl.methods import METHODS, Method
 from mipl.nn.encoders import Standardize
 from mipl.nn.network import BagNetwork, Ensemble, Output, members_of
-from mipl.registry import plain, restored, settings_of
+from mipl.registry import plain, restored, settings_of, without_removed
 from mipl.seeding import seed_for
 from mipl.training.checks import Parameters, check_features, check_training, training_summary
 from mipl.training.crossfit import mean_log_proba
@@ -334,7 +334,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         try:
             from mipl.estimators.cdl import stored_classifier  # a subclass of this one
 
-            model = stored_classifier(info["class"], {**info["params"], "encoder": encoder, "device": device})
+            params = without_removed(METHODS[info["method"]["name"]].cls, info["params"])
+            model = stored_classifier(info["class"], {**params, "encoder": encoder, "device": device})
             if not isinstance(model, cls):
                 raise SettingError(f"{folder} holds a {info['class']}, not a {cls.__name__}: use mipl.load.")
             model.classes_ = np.array(info["classes"])

@@ -31,11 +31,11 @@ from mipl.data.splits import (
 from mipl.errors import DataError, SettingError
 from mipl.estimators import BagClassifier, make_classifier
 from mipl.machine import peak_memory_mb
-from mipl.methods.base import AttentionMethod
+from mipl.methods.base import METHODS, AttentionMethod
 from mipl.metrics import evaluate
 from mipl.records.spec import RunSpec
 from mipl.records.store import Record, Store
-from mipl.registry import active_settings, restored, settings_of
+from mipl.registry import active_settings, restored, settings_of, without_removed
 from mipl.training.progress import Report
 from mipl.training.recipe import RECIPE_VERSION, Recipe
 
@@ -251,12 +251,13 @@ def is_present(record: Record) -> bool:
     if record.recipe_version != RECIPE_VERSION:
         return False
     try:
-        classifier = make_classifier(spec["method"], recipe=spec["recipe"], **record.info.get("given", {}))
+        given = without_removed(METHODS[spec["method"]].cls, record.info.get("given", {}))
+        classifier = make_classifier(spec["method"], recipe=spec["recipe"], **given)
         method, recipe = classifier.parts(record.info.get("data", {}).get("provenance"))
     except SettingError:
         return False  # a setting was given that no longer exists
     settings = (type(method), spec["hyper_parameters"]), (Recipe, spec["recipe_settings"])
-    if any(stored.keys() - settings_of(owner).keys() for owner, stored in settings):
+    if any(stored.keys() - settings_of(owner).keys() - owner.removed.keys() for owner, stored in settings):
         return False
     if restored(type(method), spec["hyper_parameters"]) != method:
         return False

@@ -1,4 +1,4 @@
-"""Losses: pure functions of (logits, candidates, weights) that give one value per bag."""
+"""Losses: pure functions of (logits, candidates, weights) that return one value per bag."""
 
 from mipl.losses.disambiguation import (
     candidate_log_softmax,

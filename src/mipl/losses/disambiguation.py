@@ -1,6 +1,7 @@
 """The paper's losses: pure functions of (logits, candidates, weights), one value per bag.
 
-``logits`` (b, k), ``candidates`` (b, k) bool, ``weights`` (b, k) on the candidates, constant in the gradient.
+Shapes: ``logits`` (b, k), ``candidates`` (b, k) bool, ``weights`` (b, k) on the candidates. No gradient flows
+through the weights.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ Target = Literal["candidates", "top"]
 
 
 def candidate_log_softmax(logits: Tensor, candidates: Tensor) -> Tensor:
-    """log p̃ (b, k): the prediction normalised over the candidates; −inf elsewhere.
+    """Return log p̃ (b, k), the prediction normalised over the candidates; −inf elsewhere.
 
-    A softmax with the non-candidates masked; dividing probabilities by their sum would underflow.
+    A masked softmax: dividing probabilities by their sum would underflow.
     """
     return logits.masked_fill(~candidates, -torch.inf).log_softmax(dim=1)
 
 
 def mdl_loss(logits: Tensor, candidates: Tensor, weights: Tensor) -> Tensor:
-    """Momentum-based disambiguation loss (b,): Σ_S −w log p (Eq. 22)."""
+    """Return the momentum-based disambiguation loss (b,): Σ_S −w log p (Eq. 22)."""
     _check(logits, candidates, weights)
     return _disambiguation(logits.log_softmax(dim=1), candidates, weights)
 
@@ -36,23 +37,29 @@ def cdl_loss(
     weights: Tensor,
     competitor: Competitor = "cn",
     gamma: float = 1.0,
-    favoured: Tensor | None = None,
+    margin_classes: Tensor | None = None,
 ) -> Tensor:
-    """Calibratable disambiguation loss (b,): (1 − q + φ)^γ Σ_S −w log p (Eq. 14).
+    """Return the calibratable disambiguation loss (b,): (1 − q + φ)^γ Σ_S −w log p (Eq. 14).
 
-    q is the strongest candidate's probability, φ the second candidate's (``cc``, Eq. 16) or the strongest
-    non-candidate's (``cn``, Eq. 17). The gradient flows through both (Proposition 2). φ = 0 where there is
-    no competitor: one candidate only (cc), or every label a candidate (cn). ``favoured`` (b, k) bool: the
-    classes that take the candidates' place in q and φ, where weights go beyond what is favoured.
+    q is the probability of the top candidate, φ that of its competitor. The gradient flows through both
+    (Proposition 2). φ = 0 if there is no competitor: a single candidate (cc), or no non-candidate (cn).
+
+    Args:
+        logits: (b, k).
+        candidates: (b, k) bool; the sum Σ_S is over these classes.
+        weights: (b, k) pseudo-label weights.
+        competitor: ``cc``, the second candidate (Eq. 16), or ``cn``, the top non-candidate (Eq. 17).
+        gamma: γ, the exponent of the margin factor.
+        margin_classes: (b, k) bool, the classes that replace the candidates in q and φ; None: the candidates.
     """
     _check(logits, candidates, weights, gamma)
     log_p = logits.log_softmax(dim=1)
-    ahead = margin(log_p, candidates if favoured is None else favoured, competitor)
-    return (1.0 - ahead).clamp(min=1e-12) ** gamma * _disambiguation(log_p, candidates, weights)
+    beta = margin(log_p, candidates if margin_classes is None else margin_classes, competitor)
+    return (1.0 - beta).clamp(min=1e-12) ** gamma * _disambiguation(log_p, candidates, weights)
 
 
 def margin(log_p: Tensor, candidates: Tensor, competitor: Competitor = "cn") -> Tensor:
-    """β = q − φ (b,), the top candidate's lead over its competitor (Eq. 21)."""
+    """Return β = q − φ (b,), the margin between the top candidate and its competitor (Eq. 21)."""
     inside = log_p.masked_fill(~candidates, -torch.inf)
     if competitor == "cc":
         top, second = inside.topk(2, dim=1).values.unbind(dim=1)
@@ -70,10 +77,10 @@ def focal_loss(
     gamma: float = 1.0,
     target: Target = "candidates",
 ) -> Tensor:
-    """Focal loss for bags (b,): Σ_S −w (1 − p)^γ log p (Eq. 5).
+    """Return the focal loss (b,): Σ_S −w (1 − p)^γ log p (Eq. 5).
 
-    ``target="top"`` is the paper's first attempt (Sec. 3.3): the strongest candidate stands for the true
-    label of Eq. 3, and the weights count for nothing.
+    ``target="top"`` is the paper's first variant (Sec. 3.3): the top candidate replaces the true label of
+    Eq. 3, and the weights are not used.
     """
     return _focal(logits, candidates, weights, gamma, -1.0, target)
 
@@ -85,13 +92,14 @@ def inverse_focal_loss(
     gamma: float = 1.0,
     target: Target = "candidates",
 ) -> Tensor:
-    """Inverse focal loss for bags (b,): Σ_S −w (1 + p)^γ log p (Eq. 6); ``target="top"``: Eq. 4."""
+    """Return the inverse focal loss (b,): Σ_S −w (1 + p)^γ log p (Eq. 6); ``target="top"``: Eq. 4."""
     return _focal(logits, candidates, weights, gamma, 1.0, target)
 
 
 def _focal(
     logits: Tensor, candidates: Tensor, weights: Tensor, gamma: float, sign: float, target: Target
 ) -> Tensor:
+    """Return Σ_S −w (1 + sign · p)^γ log p (b,)."""
     _check(logits, candidates, weights, gamma)
     log_p = logits.log_softmax(dim=1)
     if target == "top":
@@ -104,10 +112,12 @@ def _focal(
 
 
 def _disambiguation(log_p: Tensor, candidates: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ_S −w log p (b,)."""
     return -(weights.detach() * log_p).masked_fill(~candidates, 0.0).sum(dim=1)
 
 
 def _check(logits: Tensor, candidates: Tensor, weights: Tensor, gamma: float = 1.0) -> None:
+    """Raise an error for arguments of the wrong shape, type or range."""
     if logits.ndim != 2 or candidates.shape != logits.shape or weights.shape != logits.shape:
         raise DataError(
             f"logits {tuple(logits.shape)}, candidates {tuple(candidates.shape)} and weights "

@@ -9,23 +9,23 @@ from torch import Tensor
 
 from mipl.data.batch import BagBatch
 from mipl.losses import cdl_loss
-from mipl.methods.base import CDL_PAPER, METHODS, Clock
-from mipl.methods.trusting import TrustingMethod
-from mipl.nn.network import BagNetwork, Output
+from mipl.methods.base import CDL_PAPER, METHODS, StepContext
+from mipl.methods.noisy_candidates import NoisyCandidatesMethod
+from mipl.nn.network import AttentionNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
 
 
 @dataclasses.dataclass(frozen=True)
-class CDL(TrustingMethod):
-    """MDL times a power of (1 − margin): ambiguous bags keep their full signal, separated ones less."""
+class CDL(NoisyCandidatesMethod):
+    """MDL times (1 − margin)^γ, which reduces the gradient of bags that are already separated."""
 
     logits_alone = True
     summary = (
         "Disambiguation loss scaled by the margin between the top candidate and its competitor: the second "
-        "candidate (cc) or the strongest non-candidate (cn). The network encodes instances, weighs them by "
-        "an attention (dam, sam or mam) and classifies their sum; a table of weights over each bag's "
-        "candidates moves with its predictions."
+        "candidate (cc) or the top non-candidate (cn). The network encodes the instances, aggregates them by "
+        "attention (dam, sam or mam) and classifies the bag; pseudo-label weights on the candidates of each "
+        "bag are updated with its predictions."
     )
     citation = CDL_PAPER
     advice = (
@@ -33,18 +33,25 @@ class CDL(TrustingMethod):
         "error and where candidates look alike. dam for simple features such as colour statistics, sam and "
         "mam for deep ones."
     )
-    cost = "One pass over the instances a step; by the paper 12.5–19.5% more time than its baselines."
+    cost = "One pass over the instances per step; in the paper 12.5–19.5% more time than its baselines."
 
-    competitor: Literal["cc", "cn"] = setting("cn", "cc: second candidate; cn: strongest non-candidate")
-    gamma: float = setting(1.0, "γ, the power of the margin factor; the paper uses 1", within="[0, inf)")
+    competitor: Literal["cc", "cn"] = setting("cn", "cc: second candidate; cn: top non-candidate")
+    gamma: float = setting(1.0, "γ, the exponent of the margin factor; the paper uses 1", within="[0, inf)")
 
     def loss(
-        self, net: BagNetwork, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock
+        self,
+        net: AttentionNetwork,
+        output: Output,
+        batch: BagBatch,
+        table: PseudoLabels,
+        context: StepContext,
     ) -> Tensor:
-        """Return the CDL of each bag (b,): Eq. 14 with the weights of Eq. 15 updated first (Algorithm 1)."""
-        logits, candidates, weights = self.disambiguate(output, batch, table, clock)
-        favoured = self.favoured(batch, weights)
-        return cdl_loss(logits, candidates, weights, self.competitor, self.gamma * clock.gamma, favoured)
+        """Return the CDL of each bag (b,): Eq. 14, after the update of Eq. 15 (Algorithm 1)."""
+        logits, candidates, weights = self.disambiguate(output, batch, table, context)
+        margin_classes = self.margin_classes(batch, weights)
+        return cdl_loss(
+            logits, candidates, weights, self.competitor, self.gamma * context.gamma, margin_classes
+        )
 
 
 for _attention in ("dam", "sam", "mam"):

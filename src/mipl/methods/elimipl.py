@@ -1,4 +1,4 @@
-"""ELIMIPL: disambiguation that also keeps probability away from the non-candidates."""
+"""ELIMIPL: disambiguation with penalties on the probabilities of candidates and non-candidates."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from mipl.data.batch import BagBatch
 from mipl.losses import mdl_loss
-from mipl.methods.base import EARLIER, METHODS, AttentionMethod, Clock, paper_width
-from mipl.nn.network import BagNetwork, Output
+from mipl.methods.base import EARLIER, METHODS, AttentionMethod, StepContext, paper_width
+from mipl.nn.network import AttentionNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
 
-# (data set, r) -> lr, γ, μ as the authors have them
+# (data set, r) -> the authors' lr, γ, μ
 PUBLISHED = {
     ("mnist-mipl", 1): (0.05, 0.1, 1.0),
     ("mnist-mipl", 2): (0.05, 0.1, 1.0),
@@ -25,45 +25,48 @@ PUBLISHED = {
     ("fmnist-mipl", 3): (0.05, 0.5, 1.0),
     ("sival-mipl", 3): (0.05, 10.0, 10.0),
 }
-# Birdsong, SIVAL with r = 1 and 2, CRC; anywhere else our choice
+# Birdsong, SIVAL with r = 1 and 2, CRC; for other data sets our choice
 OTHERWISE = (0.01, 10.0, 10.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class ELIMIPL(AttentionMethod):
-    """Cross-entropy against the weights, few probable candidates, no probable non-candidates."""
+class ELIMIPL(AttentionMethod[AttentionNetwork]):
+    """Cross-entropy with the pseudo-label weights, plus a sparsity and an inhibition term."""
 
     logits_alone = True
     summary = (
         "Momentum-based disambiguation on SAM, plus μ times the candidates' probabilities (sparsity) and γ "
-        "times −log(1 − p) of the non-candidates (inhibition). With its own sigmoid head no confidence "
-        "passes e/(e + k − 1)."
+        "times −log(1 − p) of the non-candidates (inhibition). With its published sigmoid head no confidence "
+        "exceeds e/(e + k − 1)."
     )
     citation = (
         "Wei Tang, Weijia Zhang, Min-Ling Zhang: Exploiting Conjugate Label Information for Multi-Instance "
         "Partial-Label Learning. IJCAI 2024."
     )
-    advice = (
-        "As the baseline of sam-cc and sam-cn; for probabilities to be believed, take head=linear or those."
-    )
-    cost = "One pass over the instances of a batch and their features, as every method on the shared network."
+    advice = "As the baseline of sam-cc and sam-cn; if the probabilities matter, use head=linear or those."
+    cost = "One forward and backward pass over the instances per step, as for every attention-based method."
 
     inhibition: float = setting(10.0, "γ, the weight of −log(1 − p) on the non-candidates", within="[0, inf)")
     sparsity: float = setting(10.0, "μ, the weight of p on the candidates", within="[0, inf)")
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:
-        """Return the authors' γ and μ for the data set, and under ``paper`` their rate and width."""
+        """Return the authors' γ and μ for the data set, and under ``paper`` their learning rate and width."""
         lr, inhibition, sparsity = PUBLISHED.get((dataset, r or 0), OTHERWISE)
         training = {"lr": lr, "width": paper_width(dataset)} if recipe == "paper" else {}
         shared = super().recommended(recipe, dataset, r)
         return {**shared, "inhibition": inhibition, "sparsity": sparsity, **training}
 
     def loss(
-        self, net: BagNetwork, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock
+        self,
+        net: AttentionNetwork,
+        output: Output,
+        batch: BagBatch,
+        table: PseudoLabels,
+        context: StepContext,
     ) -> Tensor:
         """Return Σ_S −w log p + μ Σ_S p + γ Σ_{not S} −log(1 − p) of each bag (b,)."""
-        logits, candidates, weights = self.disambiguate(output, batch, table, clock)
+        logits, candidates, weights = self.disambiguate(output, batch, table, context)
         log_p = logits.log_softmax(dim=1)
         sparsity = log_p.exp().masked_fill(~candidates, 0.0).sum(dim=1)
         inhibition = -log_complement(log_p).masked_fill(candidates, 0.0).sum(dim=1)
@@ -72,9 +75,9 @@ class ELIMIPL(AttentionMethod):
 
 
 def log_complement(log_p: Tensor) -> Tensor:
-    """Return log(1 − p) of log-probabilities (b, k), finite also where p rounds to 1.
+    """Return log(1 − p) of log-probabilities (b, k), finite even if p rounds to 1.
 
-    Only the largest p of a row can be over one half; its complement is summed from the others.
+    Only the largest p of a row can exceed one half; its complement is the sum of the others.
     """
     top = log_p.argmax(dim=1, keepdim=True)  # (b, 1)
     largest = torch.zeros_like(log_p, dtype=torch.bool).scatter(1, top, True)

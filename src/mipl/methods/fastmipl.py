@@ -12,20 +12,20 @@ from torch import Tensor, nn
 
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.errors import SettingError
-from mipl.methods.base import METHODS, Clock, Method
+from mipl.methods.base import METHODS, Method, StepContext
 from mipl.nn.encoders import FeatureEncoder, Standardize, make_encoder, output_width
 from mipl.nn.segments import segment_ids, segment_sum
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
 
-# data set -> epochs, lr and samples at r = 1, 2, 3, as the authors have them
+# data set -> the authors' epochs, lr and samples at r = 1, 2, 3
 PUBLISHED = {
     "mnist-mipl": (200, (5e-4, 5e-4, 5e-4), (40, 30, 50)),
     "fmnist-mipl": (200, (5e-4, 5e-4, 5e-4), (30, 40, 20)),
     "birdsong-mipl": (500, (1e-3, 2e-3, 5e-3), (10, 20, 30)),
     "sival-mipl": (500, (2e-3, 5e-3, 5e-3), (30, 20, 30)),
 }
-OTHERWISE = (500, (1e-3, 1e-3, 1e-3), (10, 10, 10))  # CRC; anywhere else our choice
+OTHERWISE = (500, (1e-3, 1e-3, 1e-3), (10, 10, 10))  # CRC; for other data sets our choice
 LAYERS = {
     "mnist-mipl": "256-128",
     "fmnist-mipl": "256-128",
@@ -38,10 +38,10 @@ EPS = 1e-8
 class MixedEffects(nn.Module):
     """Encoder, and for each class a Gaussian over (β_u, β_z) in R^2L with covariance diag(d²) + V Vᵀ.
 
-    β_u weighs the instances of a bag, β_z gives their effects on the class.
+    β_u defines the attention over the instances of a bag, β_z their effects on the class.
     """
 
-    START = 0.01  # d before training: our choice, small enough to keep the start of β_z in sight
+    START = 0.01  # initial d: our choice, small enough not to hide the initial β_z
     shift: Tensor
     scale: Tensor
 
@@ -55,40 +55,45 @@ class MixedEffects(nn.Module):
         self.factor = nn.Parameter(self.START / rank**0.5 * torch.randn(k, 2 * width, rank))  # V
         self.log_prior = nn.Parameter(torch.zeros(k, 2))  # log σ_u, log σ_z
         self.fixed = nn.Parameter(torch.zeros(k))  # α
-        # mean and deviation of the training bags' effects, for prediction
+        # mean and standard deviation of the effects of the training bags, for prediction
         self.register_buffer("shift", torch.zeros(k))
         self.register_buffer("scale", torch.ones(k))
 
     def encode(self, instances: Tensor) -> Tensor:
-        """(N, …) -> (N, L)."""
+        """Return instance features (N, L) of instances (N, …)."""
         features: Tensor = self.encoder(self.scaling(instances))
         return features
 
     def sample(self, samples: int) -> Tensor:
-        """Draw (β_u, β_z) from the posterior: (S, k, 2L)."""
+        """Return draws of (β_u, β_z) from the posterior, (S, k, 2L)."""
         k, coefficients, rank = self.factor.shape
         own = torch.randn(samples, k, coefficients).to(self.mean)
         common = torch.randn(samples, k, rank).to(self.mean)
         return self.mean + own * self.log_deviation.exp() + torch.einsum("klr,skr->skl", self.factor, common)
 
     def effects(self, h: Tensor, sizes: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the effects of bags (b, S, k), not yet standardised, and rms(β_z) (S, k).
+        """Return the effects of bags (b, S, k), before standardisation, and rms(β_z) (S, k).
 
-        ``h`` (N, L), ``beta`` (S, k, 2L). A bag's effect is the sum of x·β_z/rms(β_z) over its instances,
-        weighed by the softmax of x·β_u within the bag.
+        The effect of a bag is the sum of x·β_z/rms(β_z) over its instances, weighted by the softmax of x·β_u
+        within the bag.
+
+        Args:
+            h: (N, L) instance features x.
+            sizes: (b,) bag sizes.
+            beta: (S, k, 2L) coefficients.
         """
         beta_u, beta_z = torch.split(beta.flatten(0, 1), self.width, dim=1)  # (Sk, L) each
         rms = beta_z.square().mean(dim=1, keepdim=True).add(EPS).sqrt()  # (Sk, 1)
         scores, values = h @ beta_u.T, h @ (beta_z / rms).T  # (N, Sk)
         top = torch.segment_reduce(scores.detach(), "max", lengths=sizes, axis=0)  # (b, Sk)
         segments = segment_ids(sizes)
-        weights = (scores - top[segments]).exp()  # not yet divided by their sum
+        weights = (scores - top[segments]).exp()  # not yet normalised
         effects = segment_sum(weights * values, segments, len(sizes))
         effects = effects / segment_sum(weights, segments, len(sizes))
         return effects.view(-1, *beta.shape[:2]), rms.view(beta.shape[:2])
 
     def divergence(self) -> Tensor:
-        """KL(posterior ‖ N(0, diag(σ_u², σ_z²))) of each class (k,)."""
+        """Return KL(posterior ‖ N(0, diag(σ_u², σ_z²))) of each class (k,)."""
         prior = (2 * self.log_prior).exp().repeat_interleave(self.width, dim=1)  # (k, 2L)
         own = (2 * self.log_deviation).exp()
         inner = self.factor.mT @ (self.factor / own[:, :, None])  # (k, rank, rank)
@@ -99,32 +104,33 @@ class MixedEffects(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class FastMIPL(Method):
+class FastMIPL(Method[MixedEffects]):
     """Random effects of instances, a fixed effect of the class, and a sampled variational posterior."""
 
     summary = (
-        "For each class a bag has a random effect, the attention-weighted sum of its instances' effects, "
-        "standardised over the training set, and a fixed one. Their coefficients have a Gaussian posterior "
-        "with low-rank covariance, of which samples are drawn in every step on all bags at once; weights on "
-        "the candidates follow the samples' mean prediction. Prediction uses the posterior's mean."
+        "For each class a bag has a random effect, the attention-weighted sum of the effects of its "
+        "instances, standardised over the training set, and a fixed effect. Their coefficients have a "
+        "Gaussian posterior with low-rank covariance, which is sampled in every step, for all bags at once; "
+        "the weights on the candidates follow the mean prediction of the samples. Prediction uses the "
+        "posterior mean."
     )
     citation = (
         "Yin-Fang Yang, Wei Tang, Min-Ling Zhang: Fast Multi-Instance Partial-Label Learning. AAAI 2025."
     )
     advice = (
-        "For many small bags of good features, and as a baseline. Its loss has no normaliser, so confidence "
-        "grows with the number of epochs: look at the calibration before believing it."
+        "For many small bags of good features, and as a baseline. Its loss is not normalised, so that "
+        "confidence grows with the number of epochs: check the calibration."
     )
     cost = (
-        "One step an epoch, with the whole training set in memory: the encoder's activations, and samples × "
-        "classes × 2 numbers for each instance (Birdsong-MIPL: below 1 GB)."
+        "One step per epoch, with the whole training set in memory: the activations of the encoder, and "
+        "samples × classes × 2 numbers per instance (Birdsong-MIPL: below 1 GB)."
     )
 
-    samples: int = setting(10, "S, draws from the posterior in a step", within="[1, inf)")
-    layers: str = setting("128", "widths of the encoder's linear layers, for example 512-256")
-    dropout: float = setting(0.5, "dropout after each of them", within="[0, 1)")
+    samples: int = setting(10, "S, draws from the posterior per step", within="[1, inf)")
+    layers: str = setting("128", "widths of the linear layers of the encoder, for example 512-256")
+    dropout: float = setting(0.5, "dropout rate after each layer", within="[0, 1)")
     rank: int = setting(
-        5, "rank of V in the posterior's covariance; not published, our choice", within="[1, inf)"
+        5, "rank of V in the posterior covariance; not published, our choice", within="[1, inf)"
     )
 
     def __post_init__(self) -> None:
@@ -136,8 +142,8 @@ class FastMIPL(Method):
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:
         """Return full batches, and the authors' values under ``paper``.
 
-        Under ``stable`` a narrower encoder and a higher rate come as far in 100 epochs. Which optimiser goes
-        with the authors' rates is our choice: SGD hardly moves at them.
+        Under ``stable`` a narrower encoder and a higher learning rate need only 100 epochs. The optimiser for
+        the authors' learning rates is our choice: they are too small for SGD.
         """
         whole = {
             "batch_size": None,
@@ -161,20 +167,20 @@ class FastMIPL(Method):
         }
 
     def build(self, feature_shape: tuple[int, ...], k: int, encoder: nn.Module | None = None) -> MixedEffects:
-        """Return scaling, encoder and the posterior."""
+        """Return a network of scaling, encoder and posterior."""
         if encoder is None:
             widths = [int(width) for width in str(self.layers).split("-")]
             first = make_encoder(feature_shape, widths[0], self.dropout)
-            rest = [FeatureEncoder(a, b, self.dropout) for a, b in itertools.pairwise(widths)]
-            encoder = nn.Sequential(first, *rest)
+            others = [FeatureEncoder(a, b, self.dropout) for a, b in itertools.pairwise(widths)]
+            encoder = nn.Sequential(first, *others)
         scaling = Standardize(feature_shape) if len(feature_shape) == 1 else nn.Identity()
         return MixedEffects(scaling, encoder, output_width(encoder, feature_shape), k, self.rank)
 
     def prepare(self, net: MixedEffects, loader: BagLoader, table: PseudoLabels, seed: int) -> None:
-        """Start at a softmax regression on the mean-pooled bags: before training, its logits are predicted.
+        """Initialise with a softmax regression on the mean-pooled bags, so that its logits are predicted.
 
-        Its coefficients are scaled so that rms(β_z) is the deviation of its logits, which is what rms(β_z)
-        stands for in this model.
+        Its coefficients are scaled so that rms(β_z) is the standard deviation of its logits, which is the
+        meaning of rms(β_z) in this model.
         """
         net.eval()
         with torch.no_grad():
@@ -182,64 +188,66 @@ class FastMIPL(Method):
             centred = pooled - pooled.mean(dim=0)
         coefficients, intercept = softmax_regression(centred, table.weights)
         with torch.no_grad():
-            deviation = (centred @ coefficients.T).std(dim=0, correction=0)  # (k,)
+            std = (centred @ coefficients.T).std(dim=0, correction=0)  # (k,)
             rms = coefficients.square().mean(dim=1).add(EPS).sqrt()
-            net.mean[:, net.width :] = coefficients * (deviation / rms)[:, None]
+            net.mean[:, net.width :] = coefficients * (std / rms)[:, None]
             net.fixed.copy_(intercept)
 
-    def objective(self, net: MixedEffects, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
-        """Return Σ_samples Σ_S −w·logit + KL/m of each bag (b,); w moves after it, by Eq. 15.
+    def objective(
+        self, net: MixedEffects, batch: BagBatch, table: PseudoLabels, context: StepContext
+    ) -> Tensor:
+        """Return Σ_samples Σ_S −w·logit + KL/m of each bag (b,), and update w by Eq. 15.
 
-        The effects are standardised over the batch, so this needs all bags in one.
+        The effects are standardised over the batch, which must contain all bags.
         """
         effects, rms = net.effects(net.encode(batch.instances), batch.sizes, net.sample(self.samples))
         centred = effects - effects.mean(dim=0)
-        deviation = centred.square().mean(dim=0).add(EPS).sqrt()
-        logits = rms * centred / deviation + net.fixed  # (b, S, k)
+        std = centred.square().mean(dim=0).add(EPS).sqrt()
+        logits = rms * centred / std + net.fixed  # (b, S, k)
         weights = table.weights[batch.index]
-        mean_prediction = logits.log_softmax(dim=2).logsumexp(dim=1)  # log of it, but for a constant
-        table.update(batch.index, mean_prediction, clock.alpha_after)
+        mean_prediction = logits.log_softmax(dim=2).logsumexp(dim=1)  # its logarithm, up to a constant
+        table.update(batch.index, mean_prediction, context.alpha_after)
         fit = -(weights[:, None] * logits).sum(dim=(1, 2))
         return fit + net.divergence().sum() / len(table.weights)
 
     def finish(self, net: MixedEffects, loader: BagLoader) -> None:
-        """Store mean and deviation of the training bags' effects at the posterior's mean."""
+        """Store the mean and standard deviation of the effects of the training bags at the posterior mean."""
         effects = torch.cat([mean_effects(net, batch)[0] for batch in loader.in_order()])  # (m, k)
         net.shift.copy_(effects.mean(dim=0))
         net.scale.copy_(effects.var(dim=0, correction=0).add(EPS).sqrt())
 
     def log_proba(self, net: MixedEffects, batch: BagBatch) -> Tensor:
-        """Return log softmax of the logits at the posterior's mean (b, k)."""
+        """Return log-probabilities (b, k) at the posterior mean."""
         effects, rms = mean_effects(net, batch)
         return (rms * (effects - net.shift) / net.scale + net.fixed).log_softmax(dim=1)
 
 
 def mean_effects(net: MixedEffects, batch: BagBatch) -> tuple[Tensor, Tensor]:
-    """Return the bags' effects (b, k) and rms(β_z) (k,) at the posterior's mean."""
+    """Return the effects of bags (b, k) and rms(β_z) (k,) at the posterior mean."""
     effects, rms = net.effects(net.encode(batch.instances), batch.sizes, net.mean[None])
     return effects[:, 0], rms[0]
 
 
 def mean_pooled(net: MixedEffects, batch: BagBatch) -> Tensor:
-    """Return the mean of each bag's encoded instances (b, L)."""
+    """Return the mean of the instance features of each bag (b, L)."""
     total = segment_sum(net.encode(batch.instances), segment_ids(batch.sizes), len(batch.sizes))
     return total / batch.sizes[:, None]
 
 
 def softmax_regression(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return coefficients (k, L) and intercepts (k,) of the regression of targets (m, k) on x (m, L).
+    """Return coefficients (k, L) and intercepts (k,) of a softmax regression of targets (m, k) on x (m, L).
 
-    The mean cross-entropy, plus the coefficients' squares/2m: a standard normal prior.
+    The loss is the mean cross-entropy plus the squared coefficients / 2m: a standard normal prior.
     """
-    inputs, wanted = x.double(), targets.double()
-    coefficients = inputs.new_zeros(wanted.shape[1], inputs.shape[1]).requires_grad_()
-    intercept = inputs.new_zeros(wanted.shape[1]).requires_grad_()
+    inputs, targets_double = x.double(), targets.double()
+    coefficients = inputs.new_zeros(targets_double.shape[1], inputs.shape[1]).requires_grad_()
+    intercept = inputs.new_zeros(targets_double.shape[1]).requires_grad_()
     optimizer = torch.optim.LBFGS([coefficients, intercept], max_iter=100, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimizer.zero_grad()
         log_p = (inputs @ coefficients.T + intercept).log_softmax(dim=1)
-        value = -(wanted * log_p).sum(dim=1).mean() + coefficients.square().sum() / (2 * len(inputs))
+        value = -(targets_double * log_p).sum(dim=1).mean() + coefficients.square().sum() / (2 * len(inputs))
         torch.autograd.backward(value)
         return value
 

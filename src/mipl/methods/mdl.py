@@ -1,4 +1,4 @@
-"""The momentum-based disambiguation loss alone: what CDL is without its margin factor."""
+"""The momentum-based disambiguation loss: CDL without the margin factor."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 from mipl.data.batch import BagBatch
 from mipl.losses import mdl_loss
-from mipl.methods.base import CDL_PAPER, METHODS, Clock
-from mipl.methods.trusting import TrustingMethod
-from mipl.nn.network import BagNetwork, Output
+from mipl.methods.base import CDL_PAPER, METHODS, StepContext
+from mipl.methods.noisy_candidates import NoisyCandidatesMethod
+from mipl.nn.network import AttentionNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 
 
 @dataclasses.dataclass(frozen=True)
-class MDL(TrustingMethod):
+class MDL(NoisyCandidatesMethod):
     """Cross-entropy against the pseudo-label weights."""
 
     logits_alone = True
@@ -24,14 +24,19 @@ class MDL(TrustingMethod):
         "With head=sigmoid it has the confidence ceiling of the earlier methods."
     )
     citation = CDL_PAPER
-    advice = "As a reference: how much of a result is the margin factor of CDL and how much is the rest."
-    cost = "That of CDL, without the margin factor."
+    advice = "As an ablation: the effect of the margin factor of CDL."
+    cost = "The same as CDL."
 
     def loss(
-        self, net: BagNetwork, output: Output, batch: BagBatch, table: PseudoLabels, clock: Clock
+        self,
+        net: AttentionNetwork,
+        output: Output,
+        batch: BagBatch,
+        table: PseudoLabels,
+        context: StepContext,
     ) -> Tensor:
-        """Return the MDL of each bag (b,): Eq. 22 with the weights of Eq. 15 updated first."""
-        return mdl_loss(*self.disambiguate(output, batch, table, clock))
+        """Return the MDL of each bag (b,): Eq. 22, after the update of Eq. 15."""
+        return mdl_loss(*self.disambiguate(output, batch, table, context))
 
 
 for _attention in ("dam", "sam", "mam"):

@@ -1,4 +1,4 @@
-"""What the partial-label methods share: one vector a bag, and weights that follow the network."""
+"""Base class of the partial-label methods, which see one pooled vector per bag."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.losses import candidate_log_softmax
-from mipl.methods.base import Clock, Method, paper_width
+from mipl.methods.base import Method, StepContext, paper_width
 from mipl.nn.encoders import Standardize, make_encoder, output_width
 from mipl.nn.heads import make_head
 from mipl.nn.pooled import PooledNetwork
@@ -20,30 +20,30 @@ from mipl.registry import setting
 
 
 @dataclasses.dataclass(frozen=True)
-class PartialLabelMethod(Method):
-    """A method for one vector with a candidate set; bags are pooled, and bags of one instance are used as is.
+class PartialLabelMethod(Method[PooledNetwork]):
+    """Base class of methods for single vectors with candidate sets: each bag is pooled to one vector.
 
-    Images are flattened before pooling. An ``encoder`` of the user's own gets the pooled vector (b, d), or
-    (b, 2d) for maxmin.
+    Images are flattened before pooling. A user-defined ``encoder`` is applied to the pooled vectors (b, d),
+    or (b, 2d) with maxmin.
     """
 
-    cost = "The cheapest methods here: the network sees one vector a bag, and again after the step."
+    cost = "The cheapest methods: two forward passes and one backward pass over one vector per bag."
 
-    pooling: Literal["mean", "maxmin"] = setting("mean", "a bag's vector: mean (d), or max and min (2d)")
+    pooling: Literal["mean", "maxmin"] = setting("mean", "vector of a bag: mean (d), or max and min (2d)")
     width: int = setting(
         128, "L, the width of the encoded vector (the paper: 128; 512 on the CRC sets)", within="[1, inf)"
     )
-    dropout: float = setting(0.5, "dropout in the encoder", within="[0, 1)")
+    dropout: float = setting(0.5, "dropout rate of the encoder", within="[0, 1)")
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:
-        """Return the paper's width, all that it gives for these methods. A pooled bag has no background."""
+        """Return the paper's width under ``paper``, else no background regulariser, which needs attention."""
         return {"width": paper_width(dataset)} if recipe == "paper" else {"background": 0.0}
 
     def build(
         self, feature_shape: tuple[int, ...], k: int, encoder: nn.Module | None = None
     ) -> PooledNetwork:
-        """Return scaling, pooling, encoder and linear head as one network."""
+        """Return a network of scaling, pooling, encoder and linear head."""
         pooled = (math.prod(feature_shape) * (2 if self.pooling == "maxmin" else 1),)
         body = encoder if encoder is not None else make_encoder(pooled, self.width, self.dropout)
         width = output_width(body, pooled) if encoder is not None else self.width
@@ -51,31 +51,33 @@ class PartialLabelMethod(Method):
         return PooledNetwork(scaling, self.pooling, *pooled, body, make_head("linear", width, k))
 
     def prepare(self, net: PooledNetwork, loader: BagLoader, table: PseudoLabels, seed: int) -> None:
-        """Find the scale of maxima and minima."""
+        """Standardise the pooled vectors, if these are maxima and minima."""
         if isinstance(net.pooled_scaling, Standardize):
             with torch.no_grad():
                 vectors = torch.cat([net.pooled(batch.instances, batch.sizes) for batch in loader.in_order()])
-            deviation = vectors.std(dim=0, unbiased=False)
+            std = vectors.std(dim=0, unbiased=False)
             net.pooled_scaling.mean.copy_(vectors.mean(dim=0))
-            net.pooled_scaling.std.copy_(torch.where(deviation > 1e-6, deviation, 1.0))
+            net.pooled_scaling.std.copy_(torch.where(std > 1e-6, std, 1.0))
 
     def log_proba(self, net: PooledNetwork, batch: BagBatch) -> Tensor:
-        """Return log softmax of the logits (b, k)."""
+        """Return log-probabilities (b, k), the log softmax of the logits."""
         logits: Tensor = net(batch.instances, batch.sizes)
         return logits.log_softmax(dim=1)
 
-    def after_step(self, net: PooledNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> None:
-        """Derive the next epoch's weights from the output after the step, without dropout."""
+    def after_step(
+        self, net: PooledNetwork, batch: BagBatch, table: PseudoLabels, context: StepContext
+    ) -> None:
+        """Update the weights for the next epoch with the predictions after the step, without dropout."""
         net.eval()
         with torch.no_grad():
-            self.reweigh(net(batch.instances, batch.sizes), batch, table)
+            self.update_weights(net(batch.instances, batch.sizes), batch, table)
         net.train()
 
-    def reweigh(self, logits: Tensor, batch: BagBatch, table: PseudoLabels) -> None:
+    def update_weights(self, logits: Tensor, batch: BagBatch, table: PseudoLabels) -> None:
         """Set w to the prediction normalised over the candidates: Eq. 15 with α = 0."""
         weights = candidate_log_softmax(logits, self.candidates(batch, table)).exp()
         table.weights[batch.index] = weights.to(table.weights)
 
     def candidates(self, batch: BagBatch, table: PseudoLabels) -> Tensor:
-        """Return the candidate sets in force (b, k)."""
+        """Return the present candidate sets (b, k)."""
         return table.candidates[batch.index]

@@ -1,4 +1,4 @@
-"""POP: PRODEN whose candidate sets are purified as training goes on; alone, or with CDL as its loss."""
+"""POP: PRODEN with progressive purification of the candidate sets; optionally with CDL as its loss."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch import Tensor
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.errors import SettingError
 from mipl.losses import cdl_loss, mdl_loss
-from mipl.methods.base import CDL_PAPER, METHODS, Clock
+from mipl.methods.base import CDL_PAPER, METHODS, StepContext
 from mipl.methods.partial import PartialLabelMethod
 from mipl.nn.pooled import PooledNetwork
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
 
 RECENT = 5  # epochs whose weights are averaged
-GROWTH = 1.001  # of θ, when an epoch dropped almost nothing
-ALMOST_NOTHING = 1e-4  # share of the m × k entries
+GROWTH = 1.001  # factor on θ after an epoch that dropped few candidates
+FEW = 1e-4  # fraction of the m × k entries
 
 
 @dataclasses.dataclass(frozen=True)
 class POP(PartialLabelMethod):
-    """Candidates that stay improbable for some epochs are struck off."""
+    """Drop the candidates whose weight has been small for several epochs."""
 
     summary = (
-        "PRODEN on pooled bags, plus purification: after some epochs, candidates whose weight, averaged over "
-        "the last five epochs, is under θ times the bag's largest are dropped for good; θ grows slowly "
-        "whenever almost nothing was dropped. pop-cc and pop-cn have the calibratable disambiguation loss in "
-        "place of the cross-entropy."
+        "PRODEN on pooled bags with purification: after some epochs, candidates whose weight, averaged over "
+        "the last five epochs, is below θ times the largest of the bag are removed permanently; θ grows "
+        "slowly after epochs that removed few. pop-cc and pop-cn use the calibratable disambiguation loss "
+        "instead of the cross-entropy."
     )
     citation = (
         "Ning Xu, Biao Liu, Jiaqi Lv, Congyu Qiao, Xin Geng: Progressive Purification for Instance-Dependent "
@@ -44,7 +44,7 @@ class POP(PartialLabelMethod):
     competitor: Literal["none", "cc", "cn"] = setting("none", "none: cross-entropy; cc or cn: CDL")
     gamma: float = setting(1.0, "γ of CDL", within="[0, inf)")
     purify_after: int = setting(20, "epochs before the first purification", within="[1, inf)")
-    theta_start: float = setting(1e-3, "θ at the start", within="[0, 1)")
+    theta_start: float = setting(1e-3, "initial θ", within="[0, 1)")
     theta_max: float = setting(0.4, "largest θ", within="[0, 1)")
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class POP(PartialLabelMethod):
             )
 
     def prepare(self, net: PooledNetwork, loader: BagLoader, table: PseudoLabels, seed: int) -> None:
-        """Start from the given candidate sets."""
+        """Initialise the purified sets with the given candidate sets."""
         super().prepare(net, loader, table, seed)
         table.memory["candidates"] = table.candidates.clone()  # (m, k)
         table.memory["recent"] = table.weights.new_zeros((RECENT, *table.weights.shape))
@@ -65,27 +65,29 @@ class POP(PartialLabelMethod):
         """Return the purified candidate sets (b, k)."""
         return table.memory["candidates"][batch.index]
 
-    def objective(self, net: PooledNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+    def objective(
+        self, net: PooledNetwork, batch: BagBatch, table: PseudoLabels, context: StepContext
+    ) -> Tensor:
         """Return Σ_S −w log p, or Eq. 14 of the CDL paper, of each bag (b,); S is the purified set."""
         logits = net(batch.instances, batch.sizes)
         candidates, weights = self.candidates(batch, table), table.weights[batch.index]
         if self.competitor == "none":
             return mdl_loss(logits, candidates, weights)
-        return cdl_loss(logits, candidates, weights, self.competitor, self.gamma * clock.gamma)
+        return cdl_loss(logits, candidates, weights, self.competitor, self.gamma * context.gamma)
 
-    def on_epoch_end(self, net: PooledNetwork, table: PseudoLabels, clock: Clock) -> None:
-        """Drop the candidates whose averaged weight is under θ × the bag's largest; not in the warm-up."""
+    def on_epoch_end(self, net: PooledNetwork, table: PseudoLabels, context: StepContext) -> None:
+        """Drop candidates with a mean weight below θ times the largest of the bag, after the warm-up."""
         candidates, recent, theta = (table.memory[name] for name in ("candidates", "recent", "theta"))
-        recent[clock.epoch % RECENT] = table.weights
-        if clock.epoch < self.purify_after or clock.gamma == 0.0:
+        recent[context.epoch % RECENT] = table.weights
+        if context.epoch < self.purify_after or context.gamma == 0.0:
             return
-        average = recent.sum(dim=0).masked_fill(~candidates, 0.0)  # (m, k), up to a factor that cancels
+        average = recent.sum(dim=0).masked_fill(~candidates, 0.0)  # (m, k), up to a constant factor
         dropped = candidates & (average < float(theta) * average.max(dim=1, keepdim=True).values)
-        candidates &= ~dropped  # the largest always stays
-        # A bag whose last weights are all on what was dropped goes on with equal ones.
+        candidates &= ~dropped  # never the largest
+        # A bag whose present weights are all on dropped candidates gets uniform weights.
         weights = (table.weights + 1e-12).masked_fill(~candidates, 0.0)
         table.weights = weights / weights.sum(dim=1, keepdim=True)
-        if int(dropped.sum()) < ALMOST_NOTHING * dropped.numel():
+        if int(dropped.sum()) < FEW * dropped.numel():
             theta.mul_(GROWTH).clamp_(max=self.theta_max)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mipl.data.batch import BagBatch
 from mipl.losses import mdl_loss
-from mipl.methods.base import METHODS, Clock
+from mipl.methods.base import METHODS, StepContext
 from mipl.methods.partial import PartialLabelMethod
 from mipl.nn.pooled import PooledNetwork
 from mipl.pseudo_labels import PseudoLabels
@@ -16,23 +16,24 @@ from mipl.pseudo_labels import PseudoLabels
 
 @dataclasses.dataclass(frozen=True)
 class PRODEN(PartialLabelMethod):
-    """Cross-entropy against weights that are the network's own last word on the candidates."""
+    """Cross-entropy with the network's previous prediction, normalised over the candidates, as target."""
 
     summary = (
-        "Each bag is pooled to one vector (mean, or max and min). Cross-entropy against weights on the "
-        "candidates; after every step a bag's weights become the network's prediction, normalised over the "
-        "candidates, for use in the next epoch."
+        "Each bag is pooled to one vector (mean, or max and min). The loss is the cross-entropy with weights "
+        "on the candidates; after every step the weights of a bag are set to the network's prediction, "
+        "normalised over the candidates, for the next epoch."
     )
     citation = (
         "Jiaqi Lv, Miao Xu, Lei Feng, Gang Niu, Xin Geng, Masashi Sugiyama: "
         "Progressive Identification of True Labels for Partial-Label Learning. ICML 2020."
     )
     advice = (
-        "For data that are partial-label to begin with (one instance a bag), and as the reference that shows "
-        "what attention over instances is worth."
+        "For partial-label data (one instance per bag), and as a baseline without attention over instances."
     )
 
-    def objective(self, net: PooledNetwork, batch: BagBatch, table: PseudoLabels, clock: Clock) -> Tensor:
+    def objective(
+        self, net: PooledNetwork, batch: BagBatch, table: PseudoLabels, context: StepContext
+    ) -> Tensor:
         """Return Σ_S −w log p of each bag (b,)."""
         logits = net(batch.instances, batch.sizes)
         return mdl_loss(logits, self.candidates(batch, table), table.weights[batch.index])

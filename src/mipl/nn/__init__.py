@@ -1,1 +1,1 @@
-"""Network parts; they see tensors, never `Bags`."""
+"""Network modules on tensors; `Bags` are unknown here."""

@@ -1,4 +1,4 @@
-"""Instance scores ξ and the three attentions of the paper: DAM, SAM, MAM."""
+"""Instance scores ξ and the paper's three attention mechanisms: DAM, SAM, MAM."""
 
 from __future__ import annotations
 
@@ -13,42 +13,38 @@ from mipl.nn.segments import segment_softmax, segment_weighted_sum, segment_zsco
 
 
 class GatedScore(nn.Module):
-    """ξ(h) of Eq. 7: tanh and sigmoid gates, L→k each, multiplied, then k→128→1.
+    """ξ(h) of Eq. 7: the product of a tanh and a sigmoid gate, L→k each, then k→128→1."""
 
-    ``shared_gate`` uses the tanh gate's weights for both, as the authors' released code does by mistake.
-    """
-
-    def __init__(self, width: int, k: int, shared_gate: bool = False) -> None:
+    def __init__(self, width: int, k: int) -> None:
         super().__init__()
-        self.gates = nn.Linear(width, 2 * k)  # tanh first; one product for both
-        self.shared_gate = shared_gate
+        self.gates = nn.Linear(width, 2 * k)  # tanh gate first; one matrix product for both
         self.score = nn.Sequential(nn.Linear(k, 128), nn.ReLU(), nn.Linear(128, 1))
 
     def forward(self, h: Tensor) -> Tensor:
-        """(N, L) -> (N,)."""
+        """Return the scores (N,) of instance features (N, L)."""
         first, second = self.gates(h).chunk(2, dim=1)  # (N, k) each
-        gated = first.tanh() * (first if self.shared_gate else second).sigmoid()  # (N, k)
+        gated = first.tanh() * second.sigmoid()  # (N, k)
         scores: Tensor = self.score(gated).squeeze(1)
         return scores
 
 
 class Attention(nn.Module):
-    """Scores ξ (N,) -> weights a (N,) that sum to 1 in every bag."""
+    """Base class: scores ξ (N,) -> attention weights a (N,) that sum to 1 within each bag."""
 
     def forward(self, scores: Tensor, segments: Tensor, sizes: Tensor) -> Tensor:
-        """Return the weights of the instances."""
+        """Return the attention weights (N,) from scores (N,), bag indices (N,) and bag sizes (b,)."""
         raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
-        """Follow the epoch (1, 2, …); only MAM has something to follow."""
+        """Update schedules to the epoch (1, 2, …); only MAM has one."""
 
 
 class DAM(Attention):
     """Eq. 8: sigmoid(ξ) divided by its sum over the bag."""
 
     def forward(self, scores: Tensor, segments: Tensor, sizes: Tensor) -> Tensor:
-        """(N,) -> (N,)."""
-        # softmax of log sigmoid: the same, and 0/0 cannot happen when every score is very negative
+        """Return the attention weights (N,)."""
+        # softmax of log sigmoid: the same values, and no 0/0 when every score is very negative
         return segment_softmax(nn.functional.logsigmoid(scores), segments, len(sizes))
 
 
@@ -60,19 +56,27 @@ class SAM(Attention):
         self.scale = 1.0 / math.sqrt(width)
 
     def forward(self, scores: Tensor, segments: Tensor, sizes: Tensor) -> Tensor:
-        """(N,) -> (N,)."""
+        """Return the attention weights (N,)."""
         return segment_softmax(scores * self.scale, segments, len(sizes))
 
 
 class MAM(Attention):
-    """Eqs. 10–12 with the temperature τ, which is part of the model: prediction uses the last one.
+    """Eqs. 10–12, with a temperature τ that decays during training; prediction uses its last value.
 
-    ``order="scores"`` (default) is what trains: z-score the scores within the bag (deviation detached),
-    divide by √L, softmax at temperature τ. ``order="weights"`` is the paper's text: softmax at τ, then
-    z-score the weights, which then sum to zero; it diverges (NaN in the second epoch on MNIST-MIPL).
+    ``order="scores"`` (default) trains stably: z-score the scores within the bag (no gradient through the
+    standard deviation), divide by √L, softmax at temperature τ. ``order="weights"`` follows the paper's text:
+    softmax at τ, then z-score the weights, which then sum to zero; training diverges (NaN in the second epoch
+    on MNIST-MIPL).
+
+    Args:
+        width: L, the width of the instance features.
+        start: τ in the first epoch.
+        decay: factor on τ per epoch.
+        floor: the lowest τ.
+        order: what is z-scored.
     """
 
-    EPS = 1e-3  # with 1e-8, gradients explode when a bag's scores are nearly equal
+    EPS = 1e-3  # with 1e-8, gradients explode if the scores of a bag are nearly equal
     tau: Tensor
 
     def __init__(
@@ -91,20 +95,20 @@ class MAM(Attention):
         self.register_buffer("tau", torch.tensor(float(start)))
 
     def set_epoch(self, epoch: int) -> None:
-        """Eq. 11: τ starts at ``start`` in epoch 1 and falls by ``decay`` an epoch, not under ``floor``."""
+        """Set τ to max(floor, start · decay^(epoch − 1)) (Eq. 11)."""
         self.tau.fill_(max(self.floor, self.start * self.decay ** (epoch - 1)))
 
     def keep_above(self, lowest: float) -> None:
-        """Keep the temperature at ``lowest`` or above, unless it starts below."""
+        """Raise the floor of τ to ``lowest``, or to the initial τ if that is lower."""
         self.floor = max(self.floor, min(lowest, self.start))
 
     def forward(self, scores: Tensor, segments: Tensor, sizes: Tensor) -> Tensor:
-        """(N,) -> (N,)."""
+        """Return the attention weights (N,)."""
         if self.order == "scores":
             z = segment_zscore(scores, segments, sizes, self.EPS)
             return segment_softmax(z * self.scale / self.tau, segments, len(sizes))
         weights = segment_softmax(scores / self.tau, segments, len(sizes))  # Eq. 10
-        lone = (sizes == 1)[segments]  # a bag with one instance has no deviation: weight 1
+        lone = (sizes == 1)[segments]  # a bag with one instance has no standard deviation: weight 1
         return torch.where(lone, weights, segment_zscore(weights, segments, sizes, self.EPS))  # Eq. 12
 
 
@@ -120,5 +124,5 @@ def make_attention(name: str, width: int, **tau: float | str) -> Attention:
 
 
 def aggregate(weights: Tensor, h: Tensor, segments: Tensor, bags: int) -> Tensor:
-    """Eq. 13: z = Σ a h within bags, weights (N,), h (N, L) -> (bags, L)."""
+    """Return z = Σ a h within bags (Eq. 13): weights (N,), h (N, L) -> (bags, L)."""
     return segment_weighted_sum(weights, h, segments, bags)

@@ -1,4 +1,4 @@
-"""Gaussian processes over instances, one a class, with a shared kernel; exact or with inducing points."""
+"""Gaussian processes over instances, one per class, with a shared kernel; exact or with inducing points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mipl.errors import SettingError
 
 EPSILON = 1e-4  # Dirichlet parameter of a class without weight
-JITTER = 1e-6  # on k(Z, Z), as a share of its diagonal
+JITTER = 1e-6  # added to k(Z, Z), relative to its diagonal
 
 
 def dirichlet_targets(weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -22,22 +22,22 @@ def dirichlet_targets(weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Posterior(NamedTuple):
-    """At x, class c has mean m_c + k(x, Z) a_c and variance s − k(x, Z) B_c k(Z, x)."""
+    """The posterior of class c at x: mean m_c + k(x, Z) a_c, variance s − k(x, Z) B_c k(Z, x)."""
 
     coefficients: Tensor  # (C, M) a
     reduction: Tensor  # (C, M, M) B
 
 
 class InstanceGP(nn.Module):
-    """C = k + 1 processes: constant means, learned noise, one scaled Matérn-5/2 kernel; double precision.
+    """C = k + 1 Gaussian processes: constant means, learned noise, a scaled Matérn-5/2 kernel, in double.
 
-    The last class is "none of them" and has no part in predictions. Z are all training instances (exact), or
-    inducing points. An exact model is kept as Z and the weights, from which a and B follow; one with inducing
-    points as Z, a and B.
+    The last class is the negative class, which is not predicted. Z are all training instances (exact), or
+    inducing points. An exact model stores Z and the weights, from which a and B are computed; a model with
+    inducing points stores Z, a and B.
     """
 
     SAMPLES, CHUNK = 512, 256
-    SIZED = ("points", "weights", "coefficients", "reduction")  # of any length in a stored model
+    SIZED = ("points", "weights", "coefficients", "reduction")  # buffers whose size depends on the data
     points: Tensor  # (M, d) Z
     weights: Tensor  # (N, C) of the training instances
     coefficients: Tensor  # (k, M) a
@@ -57,39 +57,39 @@ class InstanceGP(nn.Module):
         self.likelihood = likelihoods.GaussianLikelihood(batch_shape=classes).double()
         for name, shape in zip(self.SIZED, ((0, d), (0, k + 1), (k, 0), (k, 0, 0)), strict=True):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
-        # the same draws for every instance: a bag is predicted alone as it is among others
+        # the same draws for every instance, so that a prediction does not depend on the other bags
         self.register_buffer("draws", torch.randn(self.SAMPLES, k, dtype=torch.float64))
         self._posterior: Posterior | None = None
 
     @property
     def means(self) -> Tensor:
-        """m (C, 1)."""
+        """The prior means m (C, 1)."""
         constant: Tensor = self.mean.constant
         return constant[:, None]
 
     @property
     def scale(self) -> Tensor:
-        """s, the prior variance ()."""
+        """The prior variance s ()."""
         scale: Tensor = self.kernel.outputscale
         return scale
 
     @property
     def exact(self) -> bool:
-        """Whether all training instances are points."""
+        """Whether Z are all training instances."""
         return len(self.points) == len(self.weights)
 
     def features(self, instances: Tensor) -> Tensor:
-        """(n, …) -> (n, d), scaled and flattened."""
+        """Return instances (n, …) scaled and flattened, (n, d)."""
         x: Tensor = self.scaling(instances)
         return x.flatten(1).double()
 
     def covariance(self, a: Tensor, b: Tensor) -> Tensor:
-        """k(a, b): (n, d), (m, d) -> (n, m)."""
+        """Return the kernel k(a, b) (n, m) of a (n, d) and b (m, d)."""
         values: Tensor = self.kernel(a, b).to_dense()
         return values
 
     def marginal(self, noise: Tensor) -> Any:
-        """Return gpytorch's distribution of targets at the points, under noise (C, M) and the learned one."""
+        """Return the marginal distribution of the targets at Z, given noise (C, M) and the learned one."""
         from gpytorch.distributions import MultivariateNormal
 
         covariance = self.covariance(self.points, self.points)
@@ -97,7 +97,7 @@ class InstanceGP(nn.Module):
         return MultivariateNormal(self.means[: len(noise)].expand_as(noise), covariance + added)
 
     def posterior(self) -> Posterior:
-        """Return the posterior of the k classes."""
+        """Return the posterior of the k classes, cached until the parameters change."""
         if not self.exact:
             return Posterior(self.coefficients, self.reduction)
         if self._posterior is None:
@@ -109,14 +109,14 @@ class InstanceGP(nn.Module):
         return self._posterior
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means and variances of the k classes at x (n, d): (n, k) each."""
+        """Return the posterior means and variances (n, k) at x (n, d)."""
         coefficients, reduction = self.posterior()
         across = self.covariance(x, self.points)  # (n, M)
         explained = ((across @ reduction) * across).sum(dim=2).T
         return self.means[:-1, 0] + across @ coefficients.T, (self.scale - explained).clamp(min=0.0)
 
     def forward(self, instances: Tensor) -> Tensor:
-        """Return log-probabilities (n, k): samples of the posterior, exponentiated, normalised, averaged."""
+        """Return log-probabilities (n, k): the mean softmax of samples of the posterior."""
         parts = []
         for part in torch.split(instances, self.CHUNK):
             mean, variance = self.moments(self.features(part))
@@ -125,7 +125,7 @@ class InstanceGP(nn.Module):
         return torch.cat(parts)
 
     def train(self, mode: bool = True) -> InstanceGP:
-        """Forget the posterior where the parameters may move."""
+        """Set the training mode, and discard the cached posterior if parameters may change."""
         if mode:
             self._posterior = None
         return super().train(mode)
@@ -139,14 +139,20 @@ class InstanceGP(nn.Module):
 
 
 def exact_likelihood(net: InstanceGP, targets: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return minus the log marginal likelihood () of targets (C, N), and the posterior means at the points.
+    """Return the negative log marginal likelihood and the posterior means of an exact model.
 
-    noise (C, N). The likelihood is averaged over instances and classes; the means are (N, C).
+    Args:
+        net: the processes.
+        targets: (C, N) regression targets.
+        noise: (C, N) variance of the targets.
+
+    Returns:
+        The loss (), averaged over instances and classes, and the posterior means (N, C).
     """
     from gpytorch.settings import fast_computations
 
     marginal = net.marginal(noise)
-    with fast_computations(log_prob=False):  # by Cholesky at any size, not by conjugate gradients
+    with fast_computations(log_prob=False):  # Cholesky at any size, not conjugate gradients
         loss = -marginal.log_prob(targets).mean() / targets.shape[1]
     with torch.no_grad():
         residual = (targets - net.means)[:, :, None]
@@ -155,8 +161,8 @@ def exact_likelihood(net: InstanceGP, targets: Tensor, noise: Tensor) -> tuple[T
     return loss, fitted.T
 
 
-# By hand and not by gpytorch's variational strategies: the noise is Gaussian, so one pass over the instances
-# gives the best q, which those would approach in hundreds of steps, and after every change of weights anew.
+# gpytorch's variational strategies are not used: the noise is Gaussian, so that one pass over the instances
+# gives the optimal q in closed form. They would need hundreds of steps, again after every change of weights.
 
 
 class Inducing(NamedTuple):
@@ -164,7 +170,7 @@ class Inducing(NamedTuple):
 
     mean: Tensor  # (C, M)
     covariance: Tensor  # (C, M, M)
-    loss: Tensor  # () minus the bound on the log marginal likelihood, over instances and classes
+    loss: Tensor  # () negative bound on the log marginal likelihood, averaged over instances and classes
 
 
 def cholesky_of_points(net: InstanceGP) -> Tensor:
@@ -181,11 +187,11 @@ def whiten(net: InstanceGP, factor: Tensor, instances: Tensor) -> Tensor:
     return a
 
 
-def best_inducing(net: InstanceGP, a: Tensor, targets: Tensor, noise: Tensor) -> Inducing:
+def optimal_inducing(net: InstanceGP, a: Tensor, targets: Tensor, noise: Tensor) -> Inducing:
     """Return the optimal q for all instances: a (M, N), targets and noise (C, N).
 
-    q has precision I + A Σ⁻¹ Aᵀ for each class. Most classes are no candidates of an instance, and there the
-    noise is largest and the same: those instances count in a product that all classes share.
+    q has precision I + A Σ⁻¹ Aᵀ for each class. Most classes are not candidates of an instance and have the
+    same, largest noise there: these terms are computed once, as a product that all classes share.
     """
     total = noise + net.likelihood.noise
     residual = targets - net.means
@@ -199,16 +205,16 @@ def best_inducing(net: InstanceGP, a: Tensor, targets: Tensor, noise: Tensor) ->
         precision.append(shared / common + (part * (1 / own[others] - 1 / common)) @ part.T)
     root = torch.linalg.cholesky(torch.stack(precision) + torch.eye(len(a)).to(a))  # (C, M, M)
     mean = torch.cholesky_solve(shift[:, :, None], root)[:, :, 0]
-    lost = (net.scale - a.square().sum(dim=0)).clamp(min=0.0)  # (N,) variance that the points do not explain
-    bound = ((2 * math.pi * total).log() + (residual.square() + lost) / total).sum()
+    unexplained = (net.scale - a.square().sum(dim=0)).clamp(min=0.0)  # (N,) variance
+    bound = ((2 * math.pi * total).log() + (residual.square() + unexplained) / total).sum()
     bound = bound + 2 * root.diagonal(dim1=1, dim2=2).log().sum() - (shift * mean).sum()
     return Inducing(mean, torch.cholesky_inverse(root), 0.5 * bound / targets.numel())
 
 
 def expected_loss(net: InstanceGP, q: Inducing, a: Tensor, targets: Tensor, noise: Tensor) -> Tensor:
-    """Return −E_q log p(targets) () over instances and classes: a (M, n), targets and noise (C, n).
+    """Return −E_q log p(targets) (), averaged: a (M, n), targets and noise (C, n).
 
-    With q at its optimum this has the gradient of the bound, whose other term does not depend on the kernel.
+    At the optimal q this has the same gradient as the bound, whose other term does not depend on the kernel.
     """
     total = noise + net.likelihood.noise
     mean = net.means + q.mean @ a
@@ -218,7 +224,7 @@ def expected_loss(net: InstanceGP, q: Inducing, a: Tensor, targets: Tensor, nois
 
 
 def inducing_posterior(q: Inducing, factor: Tensor) -> Posterior:
-    """Return a and B of q: (C, M) and (C, M, M)."""
-    back = torch.linalg.inv(factor).T  # from v to coefficients of k(x, Z)
-    one = torch.eye(len(back)).to(back)
-    return Posterior(q.mean @ back.T, back @ (one - q.covariance) @ back.T)
+    """Return the posterior that q and L (M, M) define: a (C, M) and B (C, M, M)."""
+    inverse = torch.linalg.inv(factor).T  # L⁻ᵀ: from v to coefficients of k(x, Z)
+    identity = torch.eye(len(inverse)).to(inverse)
+    return Posterior(q.mean @ inverse.T, inverse @ (identity - q.covariance) @ inverse.T)

@@ -9,13 +9,13 @@ from mipl.errors import SettingError, suggest
 
 
 class SigmoidHead(nn.Linear):
-    """Sigmoid class scores used as logits, as the earlier methods do.
+    """Sigmoid class scores used as logits, as in the methods before CDL.
 
-    The softmax over values in (0, 1) can give no probability above e/(e + k − 1): 0.405 for five classes.
+    A softmax over values in (0, 1) cannot exceed e/(e + k − 1): 0.405 for five classes.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the name nn.Linear uses)
-        """(b, L) -> (b, k)."""
+        """Return logits (b, k) in (0, 1) from bag features (b, L)."""
         return torch.sigmoid(super().forward(input))
 
 

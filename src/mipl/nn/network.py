@@ -1,4 +1,4 @@
-"""The network all embedded-space methods share: encoder, attention, head."""
+"""The network of all attention-based methods: encoder, attention, head."""
 
 from __future__ import annotations
 
@@ -12,32 +12,44 @@ from torch import Tensor, nn
 from mipl.nn.attention import Attention, GatedScore, aggregate
 from mipl.nn.segments import segment_ids, segment_sum
 
-IGNORED = 0.1  # of a uniform share of attention: below it an instance is background
+BACKGROUND_LEVEL = 0.1  # relative to uniform attention: an instance below it is background
 
 
 class Output(NamedTuple):
-    """What one pass over a batch gives."""
+    """The output of a forward pass over b bags with N instances."""
 
     logits: Tensor  # (b, k)
     embedding: Tensor  # (b, L) z, Eq. 13
     attention: Tensor  # (N,) a
     scores: Tensor  # (N,) ξ, Eq. 7
-    features: Tensor | None = None  # (N, L) h; none where they were never all in memory
-    background: Tensor | None = None  # (b, k) logits of the mean background, 0 without one; none: not asked
+    features: Tensor | None = None  # (N, L) h; None if they were not all in memory
+    background: Tensor | None = None  # (b, k) logits of the mean background, 0 without one
 
 
-class Stored(Protocol):
-    """Instances (N, …) that are read a part at a time, any number of times."""
+class ChunkedInstances(Protocol):
+    """Instances (N, …) on disk that can be read in chunks, repeatedly."""
 
     def parts(self, instances: int) -> Iterator[Tensor]:
-        """Yield them in order, ``instances`` a part."""
+        """Yield the instances in order, in chunks of ``instances``."""
+
+
+class AttentionNetwork(Protocol):
+    """What the training of an attention-based method needs: one network, or several that are stacked."""
+
+    attention: Attention
+
+    def __call__(self, instances: Tensor, sizes: Tensor) -> Output:
+        """Return the output for instances (N, …) of bags of ``sizes`` (b,)."""
+
+    def background_kl(self, output: Output, sizes: Tensor) -> Tensor:
+        """Return the background-entropy regulariser of each bag (b,)."""
 
 
 class BagNetwork(nn.Module):
     """Instances (N, …) and sizes (b,) -> logits (b, k), bag features and attention."""
 
-    CHUNK = 4096  # instances encoded at once when no gradient is needed: bounded memory for huge bags
-    STORED = 4 * CHUNK  # instances above which it is worth reading and encoding them twice
+    CHUNK = 4096  # instances encoded at once without gradients: bounds the memory for huge bags
+    STORED = 4 * CHUNK  # number of instances above which they are read in chunks, and encoded twice
 
     def __init__(
         self, scaling: nn.Module, encoder: nn.Module, score: GatedScore, attention: Attention, head: nn.Module
@@ -49,10 +61,10 @@ class BagNetwork(nn.Module):
         self.attention = attention
         self.head = head
 
-    def forward(self, instances: Tensor | Stored, sizes: Tensor) -> Output:
-        """Encode, score, weigh, sum within bags, classify (steps 5–8 of Algorithm 1)."""
+    def forward(self, instances: Tensor | ChunkedInstances, sizes: Tensor) -> Output:
+        """Encode, score, attend, sum within bags, classify (steps 5–8 of Algorithm 1)."""
         if not isinstance(instances, Tensor):
-            return self._by_parts(instances, sizes)
+            return self._forward_chunked(instances, sizes)
         h = self.encode(instances)  # (N, L)
         segments = segment_ids(sizes)  # (N,)
         scores = self.score(h)  # (N,)
@@ -60,28 +72,29 @@ class BagNetwork(nn.Module):
         z = aggregate(weights, h, segments, len(sizes))  # (b, L)
         return Output(self.head(z), z, weights, scores, h)
 
-    def decided(self, output: Output, sizes: Tensor) -> Tensor:
-        """Return how far each bag's background is from undecided (b,)."""
+    def background_kl(self, output: Output, sizes: Tensor) -> Tensor:
+        """Return KL(uniform ‖ prediction) (b,) for the mean feature of each bag's background instances."""
         assert output.features is not None
         segments = segment_ids(sizes)
-        rest = is_background(output.attention.detach(), sizes[segments]).to(output.features)  # (N,)
-        count = segment_sum(rest, segments, len(sizes))  # (b,)
-        mean = aggregate(rest / count.clamp(min=1)[segments], output.features, segments, len(sizes))
-        return from_even(self.head(mean) * (count > 0)[:, None])
+        background = is_background(output.attention.detach(), sizes[segments]).to(output.features)  # (N,)
+        count = segment_sum(background, segments, len(sizes))  # (b,)
+        weights = background / count.clamp(min=1)[segments]  # (N,)
+        mean = aggregate(weights, output.features, segments, len(sizes))  # (b, L)
+        return kl_from_uniform(self.head(mean) * (count > 0)[:, None])
 
-    def _by_parts(self, stored: Stored, sizes: Tensor) -> Output:
-        """The same with one part in memory: all scores first, for the weights need all of a bag's."""
+    def _forward_chunked(self, instances: ChunkedInstances, sizes: Tensor) -> Output:
+        """Compute the same with one chunk in memory: first all scores, which the softmax of a bag needs."""
         segments = segment_ids(sizes)
-        scores = torch.cat([self.score(self.encode(part)) for part in stored.parts(self.CHUNK)])
+        scores = torch.cat([self.score(self.encode(chunk)) for chunk in instances.parts(self.CHUNK)])
         weights = self.attention(scores, segments, sizes)
         z = torch.zeros((), device=scores.device)
-        shares = zip(torch.split(weights, self.CHUNK), torch.split(segments, self.CHUNK), strict=True)
-        for part, (share, bags) in zip(stored.parts(self.CHUNK), shares, strict=True):
-            z = z + aggregate(share, self.encode(part), bags, len(sizes))
+        parts = zip(torch.split(weights, self.CHUNK), torch.split(segments, self.CHUNK), strict=True)
+        for chunk, (part, bags) in zip(instances.parts(self.CHUNK), parts, strict=True):
+            z = z + aggregate(part, self.encode(chunk), bags, len(sizes))
         return Output(self.head(z), z, weights, scores)
 
     def encode(self, instances: Tensor) -> Tensor:
-        """(N, …) -> (N, L), in chunks when no gradient is needed."""
+        """Return instance features (N, L) of instances (N, …); in chunks if no gradient is needed."""
         if torch.is_grad_enabled() or len(instances) <= self.CHUNK:
             features: Tensor = self.encoder(self.scaling(instances))
             return features
@@ -89,7 +102,7 @@ class BagNetwork(nn.Module):
 
 
 class Ensemble(nn.Module):
-    """Networks of one method whose predictions are averaged."""
+    """Networks of one method whose predictions are averaged: the ensemble members."""
 
     def __init__(self, members: Iterable[nn.Module]) -> None:
         super().__init__()
@@ -97,18 +110,19 @@ class Ensemble(nn.Module):
 
 
 def members_of(network: nn.Module) -> list[nn.Module]:
-    """Return the members of an ensemble, or a single network as the only one."""
+    """Return the members of an ensemble, or a single network as a list."""
     return list(network.members) if isinstance(network, Ensemble) else [network]
 
 
 def is_background(attention: Tensor, size: Tensor) -> Tensor:
-    """Return which instances the attention ignores: less than a tenth of 1/n, n the size of their bag.
+    """Return which instances have less than a tenth of the uniform attention 1/n, n the size of their bag.
 
-    Below 1/n itself lies half of a bag whose instances all carry the class, as tissue tiles do.
+    1/n itself would be too high: half of a bag in which all instances show the class, as in tissue tiles, has
+    less attention than that.
     """
-    return attention * size < IGNORED
+    return attention * size < BACKGROUND_LEVEL
 
 
-def from_even(logits: Tensor) -> Tensor:
-    """Return KL(even ‖ softmax) of logits (b, k)."""
+def kl_from_uniform(logits: Tensor) -> Tensor:
+    """Return KL(uniform ‖ softmax(logits)) (b,) of logits (b, k)."""
     return -logits.log_softmax(dim=1).mean(dim=1) - math.log(logits.shape[1])

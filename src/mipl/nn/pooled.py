@@ -1,4 +1,4 @@
-"""The network of the partial-label methods: every bag pooled to one vector, which is then classified."""
+"""The network of the partial-label methods: each bag is pooled to one vector, which is then classified."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Pooling = Literal["mean", "maxmin"]
 
 
 def pool(instances: Tensor, sizes: Tensor, pooling: Pooling) -> Tensor:
-    """Instances (N, …), flattened, to one vector a bag: the mean (b, d), or maximum and minimum (b, 2d)."""
+    """Pool flattened instances (N, …) to one vector per bag: mean (b, d), or maximum and minimum (b, 2d)."""
     flat, segments = instances.flatten(1), segment_ids(sizes)  # (N, d), (N,)
     if pooling == "mean":
         return segment_sum(flat, segments, len(sizes)) / sizes[:, None]
@@ -25,10 +25,10 @@ def pool(instances: Tensor, sizes: Tensor, pooling: Pooling) -> Tensor:
 
 
 class PooledNetwork(nn.Module):
-    """Instances (N, …) and sizes (b,) -> logits (b, k); the encoder sees pooled vectors.
+    """Instances (N, …) and sizes (b,) -> logits (b, k); the encoder is applied to pooled vectors.
 
-    The mean of scaled instances needs no further scaling. All maxima are large and all minima small: these
-    are scaled once more, as vectors.
+    The mean of standardised instances needs no further scaling. Maxima are all large and minima all small, so
+    the ``maxmin`` vectors are standardised again.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class PooledNetwork(nn.Module):
         self.head = head
 
     def forward(self, instances: Tensor, sizes: Tensor) -> Tensor:
-        """Scale, pool, encode, classify."""
+        """Return the logits (b, k): scale, pool, encode, classify."""
         logits: Tensor = self.head(self.encoder(self.pooled_scaling(self.pooled(instances, sizes))))
         return logits
 
     def pooled(self, instances: Tensor, sizes: Tensor) -> Tensor:
-        """Scale and pool: (b, d) or (b, 2d)."""
+        """Return the scaled and pooled instances, (b, d) or (b, 2d)."""
         return pool(self.scaling(instances), sizes, self.pooling)

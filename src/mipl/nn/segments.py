@@ -1,4 +1,4 @@
-"""Operations within bags, over the flat instances of a ragged batch; no loop over bags."""
+"""Operations within bags on the flat instances (N, …) of a ragged batch, without a loop over bags."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def segment_ids(sizes: Tensor) -> Tensor:
-    """Return for each instance the bag it belongs to: sizes (b,) -> (N,)."""
+    """Return the bag of each instance: sizes (b,) -> (N,)."""
     return torch.repeat_interleave(sizes)
 
 
@@ -19,7 +19,7 @@ def segment_sum(values: Tensor, segments: Tensor, bags: int) -> Tensor:
 
 
 class _Softmax(torch.autograd.Function):
-    """exp ξ / Σ exp ξ within bags, with its gradient a (g − Σ a g) in closed form: half the calls."""
+    """exp ξ / Σ exp ξ within bags, with its gradient a (g − Σ a g) in closed form (half the kernel calls)."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, segments: Tensor, bags: int) -> Tensor:
@@ -48,26 +48,27 @@ class _WeightedSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         weights, h, segments = ctx.saved_tensors
-        spread = grads[0][segments]  # (N, L)
-        return (spread * h).sum(dim=1), weights[:, None] * spread, None, None
+        grad = grads[0][segments]  # (N, L)
+        return (grad * h).sum(dim=1), weights[:, None] * grad, None, None
 
 
 def segment_softmax(scores: Tensor, segments: Tensor, bags: int) -> Tensor:
-    """Softmax within bags: scores (N,), segments (N,) -> (N,), summing to 1 in every bag."""
+    """Return the softmax within bags: scores (N,), segments (N,) -> (N,)."""
     weights: Tensor = _Softmax.apply(scores, segments, bags)  # type: ignore[no-untyped-call]
     return weights
 
 
 def segment_weighted_sum(weights: Tensor, h: Tensor, segments: Tensor, bags: int) -> Tensor:
-    """Sum within bags of weights (N,) times vectors h (N, L) -> (bags, L)."""
+    """Return the weighted sum within bags: weights (N,), h (N, L) -> (bags, L)."""
     z: Tensor = _WeightedSum.apply(weights, h, segments, bags)  # type: ignore[no-untyped-call]
     return z
 
 
 def segment_zscore(scores: Tensor, segments: Tensor, sizes: Tensor, eps: float) -> Tensor:
-    """Centre within bags and divide by the deviation + eps, the deviation held constant: (N,) -> (N,).
+    """Return the z-scores (N,) within bags: centred, divided by the standard deviation + eps.
 
-    The deviation has n − 1 in its denominator; a bag of one instance has none, and its score becomes 0.
+    No gradient flows through the standard deviation (n − 1 in its denominator). The score of a bag with one
+    instance becomes 0.
     """
     counts = sizes.to(scores.dtype)
     centred = scores - (segment_sum(scores, segments, len(sizes)) / counts)[segments]

@@ -250,7 +250,7 @@ def train_stacked(
                 checkpoint, spec, epoch, net, optimizer, table, histories, group, members * len(bags)
             )
         training.say(epoch, f"loss {np.mean([found['loss'] for found in values]):.3f}")
-    net.hand_back()
+    net.copy_to_networks()
     for each in nets:
         each.eval()
     return histories, table

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mipl.data.bags import Bags
 from mipl.data.batch import BagBatch
 from mipl.errors import TrainingError
-from mipl.methods.base import Clock, Method
+from mipl.methods.base import Method, StepContext
 from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for
 from mipl.training.balancing import ambiguity, balanced_prior
@@ -71,12 +71,12 @@ class Loop:
             for layers in self.optimizer.param_groups:
                 layers["lr"] = layers["share"] * lr
             if not guided:
-                table.let_go()
+                table.release()
             # the first process draws as a single one does, the others draw dropout masks of their own
             own_draws = [self.group.rank] if self.group.rank else []
             with randomness(self.group, "epoch", self.seed, epoch, *own_draws):
                 losses = self._epoch(epoch, prior, strength if guided else None)
-            trust = table.settle(self.group.add, warming=warming or not recipe.warmup_epochs)
+            trust = table.estimate_trust(self.group.add, warmup=warming or not recipe.warmup_epochs)
             top = table.weights.max(dim=1).values.view(members, -1).sum(dim=1)
             totals = table.weights.view(members, -1, table.weights.shape[1]).sum(dim=1)  # (members, k)
             self.group.add([top, totals])
@@ -107,7 +107,7 @@ class Loop:
             strength: (members, 1) exponent of the balancing; none: no balancing.
         """
         method, net, table, recipe, group = self.method, self.net, self.table, self.recipe, self.group
-        clock = Clock(
+        context = StepContext(
             epoch,
             recipe.epochs,
             recipe.alpha_at(epoch),
@@ -126,7 +126,7 @@ class Loop:
             loss = torch.zeros(members, device=group.device)
             if len(batch.sizes):  # of several processes one may have no bag in a batch
                 with group.autocast():
-                    losses = method.objective(net, batch, table, clock)  # (b,)
+                    losses = method.objective(net, batch, table, context)  # (b,)
                 if batch.mask is None:
                     torch.autograd.backward(losses.sum() / batch.step)
                 else:  # of each member, the mean over the bags that it learns from
@@ -138,17 +138,17 @@ class Loop:
                 self.parameters.clip(recipe.clip_norm)
             self.optimizer.step()
             if len(batch.sizes):
-                method.after_step(net, batch, table, clock)
+                method.after_step(net, batch, table, context)
             if strength is not None:
                 weights = table.weights[batch.index].view(members, -1, k)
                 totals = (weights if batch.mask is None else weights * batch.mask[..., None]).sum(dim=1)
                 group.add([totals])
                 size_of = totals.sum(dim=1, keepdim=True)  # 0 where a member learns from none of the bags
-                table.even_out(
+                table.balance_classes(
                     torch.where(size_of > 0, totals / size_of.clamp(min=1e-9), prior), prior, strength
                 )
             total = [before + now for before, now in zip(total, loss.tolist(), strict=True)]
             if not all(map(math.isfinite, total)):
                 raise TrainingError(recipe.divergence(epoch))
-        method.on_epoch_end(net, table, clock)
+        method.on_epoch_end(net, table, context)
         return total

@@ -168,7 +168,7 @@ def contrast(
     of a linear projection.
     """
     rows, loader = bags.rows(), BagLoader(bags, group.device)
-    _even_out(encoder, loader.read(rows[rng.permutation(len(rows))[:2048]]))
+    _normalise_layers(encoder, loader.read(rows[rng.permutation(len(rows))[:2048]]))
     encoder.train()
     width = encoder.linear.out_features
     projection = nn.Linear(width, max(2, width // 2)).to(group.device)
@@ -192,7 +192,7 @@ def contrast(
     group.add([parameter.data for parameter in encoder.parameters()])
 
 
-def _even_out(encoder: ImageEncoder, images: Tensor) -> None:
+def _normalise_layers(encoder: ImageEncoder, images: Tensor) -> None:
     """Scale and shift every layer so that its outputs have mean 0 and standard deviation 1 over ``images``.
 
     (The data-dependent initialisation of Salimans and Kingma, 2016.) Otherwise the first steps go into a few

@@ -38,7 +38,7 @@ class Training:
         """Return what identifies a training; a checkpoint of another one is refused."""
         return {
             "method": type(self.method).__name__,
-            "hyper-parameters": dataclasses.asdict(self.method),
+            "hyper-parameters": {**self.method.removed, **dataclasses.asdict(self.method)},
             "recipe": dataclasses.asdict(self.recipe),
             "recipe_version": RECIPE_VERSION,
             "seed": self.seed,
