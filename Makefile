@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= demo
 
-# One thread a process: the tests and the demo run one process a core.
+# One thread per process: the tests and the demo run one process per core.
 export OMP_NUM_THREADS := 1
 
 .PHONY: demo test fuzz bench setup lint clean

@@ -1,8 +1,8 @@
 """Whether two versions of the code give the same predictions: python benchmarks/identity.py > hashes.txt
 
 Trains every method for three epochs with fixed seeds and prints one hash of its predictions per line. Run it
-with the code of both versions (PYTHONPATH=other/src) and compare the outputs with diff: refactoring changes no
-line. One thread, since the order of sums depends on their number.
+with the code of both versions (PYTHONPATH=other/src) and compare the outputs with diff: refactoring changes
+none. One thread, since the order of sums depends on their number.
 """
 
 from __future__ import annotations
