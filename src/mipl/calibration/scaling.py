@@ -1,10 +1,10 @@
 """Temperature and vector scaling of log-probabilities, by maximum likelihood.
 
-One likelihood serves both kinds of knowledge: −log Σ_S p, where S is the candidate set of a bag, or {y} where
-the true label y is known. If a set is equally probable under each of its labels whatever the bag (false
-candidates drawn uniformly), the chance of S given the bag is proportional to Σ_S p, and candidate sets alone
-lead to the same optimum as true labels do, with more bags. If false candidates are those that the model
-confuses with the truth, Σ_S p is large however the mass is divided within S, and the optimum is too sharp.
+The same loss is used for both kinds of supervision: −log Σ_S p, where S is the candidate set of a bag, or {y}
+where the true label y is known. If false candidates are drawn uniformly, the probability of S given the bag
+is proportional to Σ_S p, and candidate sets lead to the same optimum as true labels, with more bags. If false
+candidates are the classes that the model confuses with the true one, Σ_S p is large however the mass is
+divided within S, and the optimum is over-confident.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 KINDS = ("temperature", "vector")
 FLOOR = -700.0  # a probability of 0 has no logarithm; below this exp is 0 in any case
-ENSEMBLE_RANGE = (0.25, 16.0)  # of T: beyond, members rather than their confidence are at fault
-LIMIT = 100.0  # 1/T is from 1/100 to 100: further out nothing changes that could be seen
+ENSEMBLE_RANGE = (0.25, 16.0)  # of T: beyond it, the members themselves are wrong
+LIMIT = 100.0  # 1/T is between 1/100 and 100: beyond, probabilities hardly change
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Scaling:
 
     @property
     def temperature(self) -> float | None:
-        """T of temperature scaling: above 1 the model was too sure, below 1 not sure enough."""
+        """T of temperature scaling: above 1 the model was over-confident, below 1 under-confident."""
         return 1.0 / self.weight[0] if self.kind == "temperature" else None
 
     @property
     def at_limit(self) -> bool:
-        """Whether the bags asked for ever more certainty: the likelihood rises up to the limit."""
+        """Whether the likelihood of the bags rises up to the highest confidence allowed."""
         return self.kind == "temperature" and self.weight[0] > 0.999 * LIMIT
 
     def apply(self, log_p: Floats) -> Floats:
@@ -64,7 +64,7 @@ class Scaling:
 
 
 def log_sum(scores: Floats) -> Floats:
-    """Return log Σ exp of each row (m, k), where −∞ is a term of 0; SciPy's takes ten times as long."""
+    """Return log Σ exp of each row (m, k); ten times faster than SciPy's."""
     top = scores.max(axis=1)
     return np.asarray(top + np.log(np.exp(scores - top[:, None]).sum(axis=1)))
 
@@ -75,10 +75,10 @@ def set_loss(scores: Floats, sets: Bools) -> Floats:
 
 
 def fit_scaling(log_p: Floats, sets: Bools, kind: str = "temperature") -> Scaling:
-    """Return the scaling of the greatest likelihood of the sets (m, k) given log-probabilities (m, k).
+    """Fit the scaling that maximises the likelihood of sets (m, k) given log-probabilities (m, k).
 
-    A bag with a true label has the set of that label alone. Vector scaling has 2k parameters, which a small
-    set of bags does not determine: it is kept near temperature scaling by the penalty
+    A bag with a true label has the set that contains only this label. Vector scaling has 2k parameters, too
+    many for a few bags: it is shrunk towards temperature scaling by the penalty
     ½ Σ (weight·T − 1)² + ½ Σ bias² beside the sum over the bags, which many bags outweigh.
     """
     if kind not in KINDS:
@@ -105,9 +105,9 @@ def fit_scaling(log_p: Floats, sets: Bools, kind: str = "temperature") -> Scalin
 
 
 def softest_scaling(log_p: Floats, sets: Bools) -> Scaling:
-    """Return the highest temperature that the sets (m, k) bear: two standard errors from the likeliest.
+    """Return the highest temperature that the sets (m, k) do not reject, two standard errors above the best.
 
-    For a model that is not to be believed: a few bags with large sets hardly tell temperatures apart.
+    For a model that has not learned anything: a few bags with large sets hardly determine the temperature.
     """
     z = np.maximum(log_p, FLOOR)
     best = np.log(_sharpness(z, sets))
@@ -125,8 +125,8 @@ def ensemble_scaling(log_p: Floats, left_out: Bools, sets: Bools) -> Scaling:
     A mean of members is less confident and more often right than a member, and the mean of all of them more
     so than that of the few that left out a bag. T is fitted to single members and to the mean of those that
     left a bag out; log T is extrapolated to the number of members e, linearly in 1/√e, as the best T on
-    new bags was found to fall. It is kept near 1 by the prior log T ~ N(0, log 2), which a few dozen bags
-    outweigh, and within ``ENSEMBLE_RANGE``.
+    new bags was observed to decrease. The prior log T ~ N(0, log 2), which a few dozen bags outweigh, keeps
+    it near 1; it is clipped to ``ENSEMBLE_RANGE``.
 
     Args:
         log_p: (e, m, k) log-probabilities of e members.
@@ -145,7 +145,7 @@ def ensemble_scaling(log_p: Floats, left_out: Bools, sets: Bools) -> Scaling:
 
 
 def _log_temperature(log_p: Floats, sets: Bools, weight: float) -> float:
-    """Return log T of the greatest posterior, every bag (m, k) counting ``weight`` times."""
+    """Return log T of the maximum posterior, with ``weight`` on the likelihood of every bag (m, k)."""
     z = np.maximum(log_p, FLOOR)
 
     def loss(log_t: float) -> float:
@@ -159,7 +159,7 @@ def _log_temperature(log_p: Floats, sets: Bools, weight: float) -> float:
 
 
 def _sharpness(z: Floats, sets: Bools) -> float:
-    """Return 1/T of the greatest likelihood.
+    """Return 1/T of the maximum likelihood.
 
     With labels the loss is convex in 1/T; with sets it is a difference of convex functions and may have
     several minima: hence a grid first, then the minimum between the neighbours of its best point.
@@ -179,7 +179,7 @@ def _sharpness(z: Floats, sets: Bools) -> float:
 
 
 def _vector_loss(values: Floats, z: Floats, sets: Bools, sharpness: float) -> tuple[float, Floats]:
-    """Return the penalised loss and its gradient (2k,); that of a bag's scores is p − p̃."""
+    """Return the penalised loss and its gradient (2k,); the gradient of a bag's scores is p − p̃."""
     weight, bias = np.split(values, 2)
     scores = weight * z + bias
     away = (weight - sharpness) / sharpness

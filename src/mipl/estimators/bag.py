@@ -51,7 +51,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier of bags by any registered method.
 
     Every further keyword is a setting of the method (``mipl methods NAME``) or of the recipe (``epochs``,
-    ``batch_size``, ``lr``, …); what is not given is as the method and the recipe have it.
+    ``batch_size``, ``lr``, …); others have the defaults of the method and the recipe.
     """
 
     calibration_: Calibration | None = None  # an ensemble's own, or by `mipl.calibration.calibrate`
@@ -109,14 +109,14 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def parts(self, provenance: Mapping[str, Any] | None = None) -> tuple[Method, Recipe]:
         """Return the method and the recipe that the parameters describe, for bags of some provenance.
 
-        What is not given is as the method recommends it for the recipe and the data set.
+        Settings that are not given have the values that the method recommends for the recipe and data set.
         """
         known = settings_of(Recipe)
         entry, origin = METHODS[self._method_name()], provenance or {}
         wanted = entry.cls.recommended(self.recipe, str(origin.get("dataset", "")), origin.get("r"))
         given = {**wanted, **self._settings()}
         method = entry.make(**{n: v for n, v in given.items() if n not in known})
-        if not method.logits_alone:  # its members cannot be trained as one: an ensemble has to be asked for
+        if not method.logits_alone:  # members cannot be trained as one computation: ensembles only on request
             given = {"ensemble": 1, **given}
         return method, make_recipe(self.recipe, **{n: v for n, v in given.items() if n in known}).in_effect()
 
@@ -136,7 +136,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ``bags``: `Bags`, or a list of arrays (n, …) with ``y`` their candidates: a 0/1 array (m, k), or per
         bag an iterable of class indices or names. Where `Bags` carry candidate sets these are used and ``y``
         is not, so that labels given for cross-validation cannot leak into training. ``checkpoint``: a folder
-        that the state is written to after each epoch, and that training goes on from. ``fabric``: a launched
+        that the state is written to after each epoch, and that training resumes from. ``fabric``: a launched
         Lightning Fabric, whose processes train the model together (docs/speed.md).
         """
         bags, method, recipe, seed, build = self._begin(bags, y)
@@ -155,7 +155,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._end(bags, method, seed, fitted)
 
     def _begin(self, bags: Any, y: Any) -> tuple[Bags, Method, Recipe, int, Build]:
-        """Return the bags, what they are trained with, and what makes a network, untrained, of a seed."""
+        """Return the bags, method, recipe, seed, and a function that builds a network from a seed."""
         carried = isinstance(bags, Bags) and bags.candidates is not None
         bags = as_bags(bags, None if carried else y)
         method, recipe = self.parts(bags.provenance)
@@ -193,7 +193,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # ---- prediction --------------------------------------------------------------------------------
 
     def predict_log_proba(self, bags: Any) -> FloatArray:
-        """Return log-probabilities (m, k), columns in the order of ``classes_``; calibrated, if it was."""
+        """Return log-probabilities (m, k), in the order of ``classes_``; calibrated where possible."""
         self._check_fitted()
         log_p = mean_log_proba(self._member_log_proba(bags))
         plain = np.asarray((log_p - log_p.logsumexp(dim=1, keepdim=True)).numpy())

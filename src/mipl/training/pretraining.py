@@ -1,10 +1,10 @@
 """Training on images: pretraining on the images alone, a warm-up on their features, then all layers.
 
-Candidate sets that name most classes say too little to teach convolutions: networks then memorise their
-training bags, and merge classes. The images themselves say more. The convolutions first learn to tell each
-image from all others through random views of it (the contrastive loss of SimCLR; Chen et al., 2020). They
-stay fixed through the warm-up, in which the method trains the layers above them, on the principal components
-of their maps. Then all layers are trained on the images, half of a bag at a time.
+Candidate sets that contain most classes carry too little information to train convolutions: networks then
+memorise their training bags and merge classes. The convolutions therefore first learn from the images alone,
+to tell each image from all others through random views of it (the contrastive loss of SimCLR; Chen et al.,
+2020). They stay fixed during the warm-up, in which the method trains the layers above them, on the principal
+components of their maps. Then all layers are trained on the images, half of a bag at a time.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ IMAGES = 256  # per step, each seen twice
 RATE = 1e-3
 TEMPERATURE = 0.2
 SAMPLE = 20_000  # images that principal components are computed from
-DROPPED = 0.5  # of a bag's images are left out of a step on images: half the time, and less memorising
-LATER = 0.48  # of the epochs that follow the warm-up are enough on images, whose steps cost most
-AVERAGED = 0.6  # of the epochs on images, the last ones, are averaged
+DROPPED = 0.5  # proportion of a bag's images left out of a step: half the time, less overfitting
+LATER = 0.48  # proportion of the epochs after the warm-up that are used on images, whose steps cost most
+AVERAGED = 0.6  # proportion of the epochs on images, the last ones, whose weights are averaged (SWA)
 SHARING = 2  # members that begin with one pretrained encoder: which classes it confuses is a matter of chance
-LOWEST_TAU = 1.0  # of MAM on images: near 0 a bag rests on a single image, and its others teach nothing
+LOWEST_TAU = 1.0  # of MAM on images: near 0 only one image of a bag is learned from
 
 
 def has_images(net: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Recipes: how a method is trained, as data. A new recipe is a new entry at the end of this file."""
+"""Recipes: the settings of training. A new recipe is a new entry at the end of this file."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from mipl.nn.encoders import FeatureEncoder, Standardize
 from mipl.registry import Settings, setting
 from mipl.training.flat import FlatParameters
 
-# Part of the identity of a run. A change of defaults or of the training procedure is a new version: raise it
-# by one, and runs of before count as earlier. 1 stands for every run that was recorded without a version.
+# Part of the identity of a run. A change of defaults or of the training procedure is a new version, and
+# earlier runs are no longer current. 1 stands for every run that was recorded without a version.
 RECIPE_VERSION = 4
 
 # Weight decay, and the lowest temperature of MAM's attention: what few features need, and what a thousand do.
 REGULARISATIONS = ((0.001, 0.0), (0.2, 1.0))
-DECAY = 0.01  # where there is nothing to choose by: on images, and of single networks
+DECAY = 0.01  # of images and of single networks, where nothing is selected
 FAN_IN = 40  # inputs above which AdamW's steps on a layer of an image encoder are made smaller
 IMAGE_LR = 1e-3  # learning rate of all layers of an image encoder after the warm-up
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe(Settings):
-    """Everything about training that is not the method: 12 settings, each replaceable on its own."""
+    """All settings of training that do not belong to a method: 12."""
 
     epochs: int = setting(100, "T, passes over the training bags", within="[1, inf)", group="optimiser")
     batch_size: int | None = setting(
@@ -115,9 +115,9 @@ class Recipe(Settings):
 
         An AdamW step moves every weight by about the learning rate, and so a layer's output by that times
         the number of its inputs. Layers of an image encoder with more than ``FAN_IN`` inputs take steps
-        smaller by as much: the learning rate that 38 features ask for destroys a convolution. The score
-        follows the encoder's slowest layer: attention that runs ahead of its features fixes on single odd
-        instances. Features that come as vectors are learned already, and all layers on them take whole steps.
+        smaller by as much: a learning rate suited to 38 features is too high for a convolution. The score
+        has the rate of the encoder's slowest layer: attention that learns faster than its features focuses on
+        single outliers. Feature vectors are learned already: all layers on them have the full rate.
         """
         if (
             self.optimizer != "adamw"
@@ -147,9 +147,9 @@ class Recipe(Settings):
     def warmup_epochs(self) -> int:
         """The number of epochs of the warm-up, in which the loss is the likelihood of the candidate sets.
 
-        With w = p̃ (α = 0) and γ = 0 the gradient of Σ_S −w log p is that of −log Σ_S p. Uniform weights in
-        its place teach a network to give false positives their part, and once it knows the truth, to memorise
-        them; w and γ released at once lock on to what the first steps happen to prefer.
+        With w = p̃ (α = 0) and γ = 0 the gradient of Σ_S −w log p is that of −log Σ_S p. Uniform weights
+        instead would teach a network to predict false positives and then to memorise them; with w and γ of
+        the later epochs from the start, training commits to what its first steps happen to prefer.
         """
         return math.floor(self.warmup * self.epochs + 1e-9)  # a third of three epochs is one
 

@@ -13,7 +13,7 @@ from mipl.nn.encoders import Standardize
 
 
 def fit_scaling(scaling: Standardize, bags: Bags) -> None:
-    """Set mean and deviation of the training instances, in double precision, in the pass of the digest."""
+    """Set mean and standard deviation of the training instances, in the pass that computes the digest."""
     total, squares = torch.zeros((2, *bags.feature_shape), dtype=torch.float64)
     unit = 255.0 if bags.source.dtype == np.uint8 else 1.0  # as BagLoader has it
     # against cancellation
@@ -27,8 +27,8 @@ def fit_scaling(scaling: Standardize, bags: Bags) -> None:
     bags.digest(visit=add)
     mean = total / int(bags.sizes.sum())
     std = (squares / int(bags.sizes.sum()) - mean**2).clamp(min=0).sqrt()
-    # A feature that does not vary carries nothing: it is centred, and not blown up. It is compared with its
-    # magnitude, since features may be small; float32 cannot divide by less than tiny.
+    # A constant feature is centred but not scaled. Its variation is compared with its magnitude, since
+    # features may be small; float32 cannot divide by less than tiny.
     varies = std > (1e-7 * (mean + shift).abs()).clamp(min=torch.finfo(torch.float32).tiny)
     scaling.mean.copy_(mean + shift)
     scaling.std.copy_(torch.where(varies, std, torch.ones_like(std)))
