@@ -10,6 +10,7 @@ from torch import nn
 from mipl.errors import SettingError, suggest
 from mipl.estimators.bag import BagClassifier
 from mipl.methods.cdl import CDL
+from mipl.nn.attention import AttentionName
 from mipl.registry import restored, settings_of
 from mipl.training.recipe import Recipe
 
@@ -56,7 +57,7 @@ class CDLClassifier(BagClassifier):
 
     def __init__(
         self,
-        attention: Literal["dam", "sam", "mam"] = "sam",
+        attention: AttentionName = "sam",
         competitor: Literal["cc", "cn"] = "cn",
         gamma: float = 1.0,
         *,

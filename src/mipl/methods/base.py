@@ -12,7 +12,7 @@ from typing_extensions import TypeVar
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.data.datasets import find_dataset
 from mipl.errors import SettingError
-from mipl.nn.attention import GatedScore, make_attention
+from mipl.nn.attention import AttentionName, GatedScore, make_attention
 from mipl.nn.encoders import Standardize, make_encoder, output_width
 from mipl.nn.heads import make_head
 from mipl.nn.network import AttentionNetwork, BagNetwork, Output
@@ -102,7 +102,7 @@ class AttentionMethod(Method[Attentive]):
     shared = True
     removed: ClassVar[dict[str, Any]] = {"shared_gate": False}  # one matrix for both gates
 
-    attention: Literal["dam", "sam", "mam"] = setting("sam", "attention over instances: dam, sam or mam")
+    attention: AttentionName = setting("sam", "attention over instances: dam, sam or mam")
     head: Literal["linear", "sigmoid"] = setting(
         "linear", "classifier of bag features: linear, or sigmoid as in the methods before CDL"
     )

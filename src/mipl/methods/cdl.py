@@ -11,6 +11,7 @@ from mipl.data.batch import BagBatch
 from mipl.losses import cdl_loss
 from mipl.methods.base import CDL_PAPER, METHODS, StepContext
 from mipl.methods.noisy_candidates import NoisyCandidatesMethod
+from mipl.nn.attention import ATTENTIONS
 from mipl.nn.network import AttentionNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 from mipl.registry import setting
@@ -54,6 +55,6 @@ class CDL(NoisyCandidatesMethod):
         )
 
 
-for _attention in ("dam", "sam", "mam"):
+for _attention in ATTENTIONS:
     for _competitor in ("cc", "cn"):
         METHODS.register(f"{_attention}-{_competitor}", CDL, attention=_attention, competitor=_competitor)

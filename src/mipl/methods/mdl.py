@@ -10,6 +10,7 @@ from mipl.data.batch import BagBatch
 from mipl.losses import mdl_loss
 from mipl.methods.base import CDL_PAPER, METHODS, StepContext
 from mipl.methods.noisy_candidates import NoisyCandidatesMethod
+from mipl.nn.attention import ATTENTIONS
 from mipl.nn.network import AttentionNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
 
@@ -39,5 +40,5 @@ class MDL(NoisyCandidatesMethod):
         return mdl_loss(*self.disambiguate(output, batch, table, context))
 
 
-for _attention in ("dam", "sam", "mam"):
+for _attention in ATTENTIONS:
     METHODS.register(f"{_attention}-mdl", MDL, attention=_attention)

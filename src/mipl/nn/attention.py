@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -112,15 +112,19 @@ class MAM(Attention):
         return torch.where(lone, weights, segment_zscore(weights, segments, sizes, self.EPS))  # Eq. 12
 
 
+AttentionName = Literal["dam", "sam", "mam"]  # methods and estimators take their choices from here
+ATTENTIONS: tuple[AttentionName, ...] = get_args(AttentionName)
+
+
 def make_attention(name: str, width: int, **tau: float | str) -> Attention:
-    """Return the attention called ``dam``, ``sam`` or ``mam`` for features of width L."""
+    """Return the attention of a name of ``ATTENTIONS`` for features of width L."""
     if name == "dam":
         return DAM()
     if name == "sam":
         return SAM(width)
     if name == "mam":
         return MAM(width, **tau)  # type: ignore[arg-type]
-    raise SettingError(f"There is no attention '{name}'.{suggest(name, ('dam', 'sam', 'mam'))}")
+    raise SettingError(f"There is no attention '{name}'.{suggest(name, ATTENTIONS)}")
 
 
 def aggregate(weights: Tensor, h: Tensor, segments: Tensor, bags: int) -> Tensor:
