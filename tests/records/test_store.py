@@ -129,9 +129,9 @@ def test_a_single_run_has_no_standard_deviation(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"data_digest": "d2"}, {"recipe_version": 2}, {"recipe_settings": {"epochs": 4}}]
+    "changes", [{"data_digest": "d2"}, {"recipe_version": 2}, {"recipe_settings": {"epochs": 4}}, {"seed": 5}]
 )
-def test_other_data_and_other_versions_are_rows_of_their_own(changes, tmp_path):
+def test_other_data_versions_and_seeds_are_rows_of_their_own(changes, tmp_path):
     store = Store(tmp_path)
     put(store, SPEC, 0.5)
     put(store, dataclasses.replace(SPEC, split=2, **changes), 0.7)

@@ -48,7 +48,7 @@ class _Group(NamedTuple):
 
 
 def summarise(records: Iterable[Record]) -> list[SummaryRow]:
-    """Return one row per data set, r, kind of splits, method, recipe, settings and fraction of training bags.
+    """Return one row per data set, r, kind of splits, method, recipe, settings, seed and training fraction.
 
     Different data of the same name have separate rows, and so have versions of a recipe.
     """
@@ -62,6 +62,8 @@ def summarise(records: Iterable[Record]) -> list[SummaryRow]:
 def _group(record: Record) -> _Group:
     spec = record.spec
     given = dict(record.info.get("given", {})) | ({"share": record.share} if record.share < 1 else {})
+    if spec["seed"]:  # runs of one split with several seeds are no runs of several splits
+        given["seed"] = spec["seed"]
     return _Group(
         dataset=spec["dataset"],
         r=spec["r"],
