@@ -85,10 +85,6 @@ def test_the_command_line_reads_what_python_writes_and_refuses_the_same(owner, m
         ({"attention": "dim"}, "attention = 'dim' must be 'dam', 'sam' or 'mam'."),
         ({"trust": 2.0}, "trust = 2.0 must be a number in (0, 1] or 'estimate'."),
         ({"tau_start": 0.01}, "tau_start = 0.01 must be at least tau_min = 0.1."),
-        (
-            {"ensemble": 2},
-            "ensemble = 2 is too few: two members must leave out each bag; give 1, or 3 or more.",
-        ),
         ({"encoder": "x"}, "encoder = 'x' must be a torch Module or None."),
         ({"random_state": 1.5}, "random_state = 1.5 must be an integer or None."),
         ({"random_state": "1"}, "random_state = '1' must be an integer or None."),

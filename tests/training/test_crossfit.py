@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from folds import cross_fitted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp
@@ -16,17 +17,17 @@ from mipl.calibration.scaling import ENSEMBLE_RANGE, ensemble_scaling
 from mipl.data.bags import Bags
 from mipl.data.benchmarks import digits_vectors, gaussian_bags
 from mipl.data.splits import stratified_split
-from mipl.errors import MiplNotice, SettingError
+from mipl.errors import MiplNotice
 from mipl.methods import METHODS
 from mipl.nn.encoders import FeatureEncoder, Projection, Standardize
 from mipl.training.crossfit import (
     LEFT_OUT,
     can_be_stacked,
+    folds_of,
     initial_weights,
     learns_from,
     mean_log_proba,
     member_log_proba,
-    possible_members,
     train_members,
     train_stacked,
 )
@@ -35,7 +36,7 @@ from mipl.training.recipe import REGULARISATIONS, make_recipe
 from mipl.training.signal import ENOUGH, signal_score
 from mipl.training.trainer import Training
 
-FAST = {"ensemble": 4, "epochs": 6}
+FAST = {"ensemble": 2, "epochs": 6}  # two networks predict, four are cross-fitted
 pytestmark = pytest.mark.filterwarnings("ignore:The model has learned nothing")  # a few epochs
 
 
@@ -53,13 +54,13 @@ def flat(net):
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-@given(m=st.integers(3, 60), members=st.integers(3, 9), groups=st.integers(0, 20), seed=st.integers(0, 99))
+@given(m=st.integers(3, 60), ensemble=st.integers(2, 5), groups=st.integers(0, 20), seed=st.integers(0, 99))
 @settings(deadline=None)
-def test_every_bag_is_left_out_by_two_members_and_groups_stay_together(m, members, groups, seed):
+def test_every_bag_is_left_out_by_two_members_and_groups_stay_together(m, ensemble, groups, seed):
     rng = np.random.default_rng(seed)
     names = None if not groups else rng.integers(groups, size=m).astype(str)
     bags = Bags.from_list(rng.normal(size=(m, 2, 3)), [{0, 1}] * m, classes=[0, 1], groups=names)
-    members = possible_members(bags, members)
+    members = folds_of(bags, ensemble)
     if members == 1:
         assert len(np.unique(names)) <= LEFT_OUT
         return
@@ -75,32 +76,24 @@ def test_every_bag_is_left_out_by_two_members_and_groups_stay_together(m, member
 @pytest.mark.parametrize("m", [1, 2])
 def test_too_few_bags_train_a_single_network(m):
     bags = gaussian_bags(m)
-    assert possible_members(bags, 8) == 1
+    assert folds_of(bags, 4) == 1
     assert learns_from(bags, 1, 0).tolist() == [[1.0] * m]
-    assert possible_members(gaussian_bags(5), 8) == 5
-
-
-def test_two_members_are_refused():
-    with pytest.raises(SettingError, match="ensemble = 2 is too few"):
-        make_classifier("sam-cn", ensemble=2).parts()
+    assert [folds_of(gaussian_bags(5), ensemble) for ensemble in (1, 2, 4)] == [1, 4, 5]
 
 
 @pytest.mark.parametrize("name", ["sam-cn", "mam-cc", "demipl"])  # members stacked, and trained in turn
 def test_a_member_does_not_learn_from_what_it_leaves_out(name):
-    """Other candidate sets of the bags that a member leaves out do not change it.
-
-    The weight decay is fixed: its choice depends on the out-of-fold likelihood of all sets.
-    """
+    """Other candidate sets of the bags that a member leaves out do not change it."""
     bags = gaussian_bags(24)
     seen = learns_from(bags, 4, 0).numpy()
-    models = []
+    members = []
     for flipped in (False, True):
         sets = bags.candidates.copy()
         if flipped:
             sets[seen[0] == 0] = np.roll(sets[seen[0] == 0], 1, axis=1)
         flipped_bags = dataclasses.replace(bags, candidates=sets, labels=None)
-        models.append(make_classifier(name, weight_decay=0.01, **FAST).fit(flipped_bags))
-    first, second = (model.network_.members for model in models)
+        members.append(cross_fitted(make_classifier(name, **FAST), flipped_bags)[0])
+    first, second = members
     assert torch.equal(flat(first[0]), flat(second[0]))
     assert not torch.equal(flat(first[1]), flat(second[1]))
 
@@ -213,11 +206,8 @@ def test_the_first_stage_scales_vectors_as_the_network_does():
 def test_a_member_with_large_sets_does_not_depend_on_the_sets_it_leaves_out(components):
     bags = gaussian_bags(30, k=5, r=3)  # with a first stage
     left_out = learns_from(bags, 4, 0).numpy()[0] == 0
-    given_ = {"weight_decay": 0.01, "components": components, **FAST}
-    first, second = (
-        make_classifier("sam-cn", **given_).fit(each).network_.members
-        for each in (bags, other_sets(bags, left_out))
-    )
+    model = make_classifier("sam-cn", components=components, **FAST)
+    first, second = (cross_fitted(model, each)[0] for each in (bags, other_sets(bags, left_out)))
     assert torch.equal(flat(first[0]), flat(second[0]))
     assert not torch.equal(flat(first[1]), flat(second[1]))
 
@@ -290,9 +280,10 @@ def test_the_prediction_is_the_tempered_mean_of_the_members():
 
 def test_out_of_fold_quality_is_of_the_members_that_left_a_bag_out(tmp_path):
     bags = gaussian_bags(30, k=4)
-    model = make_classifier("sam-cn", **FAST).fit(bags)
-    left_out = 1.0 - learns_from(bags, 4, 0).numpy()
-    log_p = member_log_proba(model.method_, model.network_.members, bags, torch.device("cpu"))
+    model = make_classifier("sam-cn", weight_decay=0.01, **FAST).fit(bags)
+    members, seen = cross_fitted(make_classifier("sam-cn", weight_decay=0.01, **FAST), bags)
+    left_out = 1.0 - seen.numpy()
+    log_p = member_log_proba(model.method_, members, bags, torch.device("cpu"))
     p = (log_p.exp().numpy() * left_out[..., None]).sum(axis=0) / 2  # (m, k)
     found = model.out_of_fold_
     assert found["covering_rate"] == pytest.approx(bags.candidates[np.arange(30), p.argmax(axis=1)].mean())
@@ -302,6 +293,23 @@ def test_out_of_fold_quality_is_of_the_members_that_left_a_bag_out(tmp_path):
     model.save(tmp_path / "model")
     assert mipl.load(tmp_path / "model").out_of_fold_ == found
     assert make_classifier("sam-cn", ensemble=1, epochs=2).fit(bags).out_of_fold_ is None
+
+
+def test_the_networks_that_predict_learn_from_all_bags():
+    """They do not depend on the folds, nor on the members that are cross-fitted."""
+    bags = gaussian_bags(30, k=4)
+    model = make_classifier("sam-cn", weight_decay=0.01, **FAST).fit(bags)
+    members, _ = cross_fitted(make_classifier("sam-cn", weight_decay=0.01, **FAST), bags)
+    assert len(model.network_.members) == 2
+    for net in model.network_.members:
+        assert not any(torch.equal(flat(net), flat(member)) for member in members)
+    # a bag whose set is another one changes every network
+    sets = bags.candidates.copy()
+    sets[0] = np.roll(sets[0], 1)
+    other = dataclasses.replace(bags, candidates=sets, labels=None)
+    changed = make_classifier("sam-cn", weight_decay=0.01, **FAST).fit(other)
+    for own, new in zip(model.network_.members, changed.network_.members, strict=True):
+        assert not torch.equal(flat(own), flat(new))
 
 
 def test_an_ensemble_is_saved_loaded_and_exported_as_it_predicts(tmp_path):
@@ -321,7 +329,7 @@ def test_methods_that_cannot_be_stacked_are_trained_in_turn():
     model = make_classifier("demipl", ensemble=3, epochs=3).fit(bags)
     assert len(model.network_.members) == 3
     assert make_classifier("demipl").parts()[1].ensemble == 1
-    assert make_classifier("sam-cn").parts()[1].ensemble == 8
+    assert make_classifier("sam-cn").parts()[1].ensemble == 4
 
 
 @pytest.mark.parametrize("name", ["fastmipl", "proden", "miplma", "promipl"])
@@ -334,9 +342,11 @@ def test_an_ensemble_of_other_networks_predicts_and_is_saved(name, tmp_path):
     np.testing.assert_allclose(p.sum(axis=1), 1.0)
 
 
-@pytest.mark.parametrize(("name", "last"), [("sam-cn", 2), ("sam-cn", 5), ("sam-cn", 9), ("demipl", 7)])
+@pytest.mark.parametrize(
+    ("name", "last"), [("sam-cn", 2), ("sam-cn", 5), ("sam-cn", 9), ("sam-cn", 15), ("demipl", 7)]
+)
 def test_training_resumes_to_the_same_ensemble(name, last, tmp_path):
-    """Stopped in the warm-up, after it, with the second weight decay, and in a second member."""
+    """Stopped in the warm-up, after it, with the second weight decay, on all bags, and in a second member."""
     bags = gaussian_bags(24)
     whole = make_classifier(name, **FAST).fit(bags)
     reported = []
@@ -369,7 +379,7 @@ def test_the_strong_weight_decay_keeps_the_temperature_of_attention_above_one(ch
     monkeypatch.setattr("mipl.training.fit.REGULARISATIONS", REGULARISATIONS[chosen : chosen + 1])
     model = make_classifier("mam-cn", tau_decay=0.1, **FAST).fit(gaussian_bags(30, k=4))
     assert model.recipe_.weight_decay == REGULARISATIONS[chosen][0]
-    assert [float(net.attention.tau) for net in model.network_.members] == pytest.approx([lowest] * 4)
+    assert [float(net.attention.tau) for net in model.network_.members] == pytest.approx([lowest] * 2)
 
 
 @pytest.mark.parametrize("kind", ["every class", "sets of other bags", "constant features"])
@@ -383,7 +393,7 @@ def test_uninformative_data_are_warned_about_and_predictions_stay_near_chance(ki
     else:
         bags = dataclasses.replace(bags, source=np.ones_like(bags.source))
     with pytest.warns(MiplNotice, match="learned nothing"):
-        model = make_classifier("sam-cn", ensemble=6, epochs=20).fit(bags)
+        model = make_classifier("sam-cn", ensemble=3, epochs=20).fit(bags)
     assert model.out_of_fold_["signal"] < ENOUGH
     assert model.predict_proba(bags).max(axis=1).mean() < 1 / bags.k + 0.1
 
@@ -392,7 +402,7 @@ def test_few_informative_bags_are_not_warned_about():
     bags = digits_vectors(1)[np.arange(0, 250, 3)]
     with warnings.catch_warnings():
         warnings.simplefilter("error", MiplNotice)
-        model = make_classifier("sam-cn", ensemble=6, epochs=40).fit(bags)
+        model = make_classifier("sam-cn", ensemble=3, epochs=40).fit(bags)
     assert model.out_of_fold_["signal"] > ENOUGH
 
 
@@ -411,9 +421,9 @@ def test_members_that_agree_get_the_temperature_of_the_sets(seed, true):
     left_out = np.zeros((6, 4000), dtype=bool)
     for e in range(6):
         left_out[e, np.isin(np.arange(4000) % 6, [e, (e + 1) % 6])] = True
-    assert ensemble_scaling(log_p, left_out, sets).temperature == pytest.approx(true, rel=0.2)
+    assert ensemble_scaling(log_p, left_out, sets, 3).temperature == pytest.approx(true, rel=0.2)
     perfect = np.log(np.where(np.eye(4, dtype=bool)[y], 0.97, 0.01))
-    bounded = ensemble_scaling(np.repeat(perfect[None], 6, axis=0), left_out, sets).temperature
+    bounded = ensemble_scaling(np.repeat(perfect[None], 6, axis=0), left_out, sets, 3).temperature
     assert ENSEMBLE_RANGE[0] <= bounded <= ENSEMBLE_RANGE[1]
 
 
@@ -432,9 +442,9 @@ def log_temperature(log_p, sets):
     return grid[int(np.argmin(losses))]
 
 
-@pytest.mark.parametrize("e", [3, 8])
-def test_the_temperature_is_extrapolated_linearly_in_the_root_of_the_number_of_members(e):
-    """log T = a + b/√n through n = 1 (single members) and n = 2 (the two that left a bag out), at n = e."""
+@pytest.mark.parametrize(("e", "networks"), [(3, 2), (8, 4), (8, 1)])
+def test_the_temperature_is_extrapolated_linearly_in_the_root_of_the_number_of_networks(e, networks):
+    """log T = a + b/√n through n = 1 (single members) and n = 2 (the two that left a bag out)."""
     rng = np.random.default_rng(e)
     m, k = 60, 4
     z = 2.0 * rng.normal(size=(m, k))
@@ -446,8 +456,9 @@ def test_the_temperature_is_extrapolated_linearly_in_the_root_of_the_number_of_m
     alone = log_temperature(unseen, sets)
     both = log_temperature(logsumexp(unseen, axis=1, keepdims=True) - np.log(2), sets)
     slope = (alone - both) / (1 - 1 / np.sqrt(2))
-    wanted = both + slope * (1 / np.sqrt(e) - 1 / np.sqrt(2))
-    assert np.log(ensemble_scaling(log_p, left_out, sets).temperature) == pytest.approx(wanted, abs=0.02)
+    wanted = both + slope * (1 / np.sqrt(networks) - 1 / np.sqrt(2))
+    found = ensemble_scaling(log_p, left_out, sets, networks)
+    assert np.log(found.temperature) == pytest.approx(wanted, abs=0.02)
 
 
 @given(seed=st.integers(0, 99), d=st.integers(3, 9), c=st.integers(1, 3))

@@ -119,28 +119,29 @@ def softest_scaling(log_p: Floats, sets: Bools) -> Scaling:
     )
 
 
-def ensemble_scaling(log_p: Floats, left_out: Bools, sets: Bools) -> Scaling:
-    """Return the temperature of the mean of an ensemble, from its out-of-fold predictions.
+def ensemble_scaling(log_p: Floats, left_out: Bools, sets: Bools, networks: int) -> Scaling:
+    """Return the temperature of the mean of some networks, from out-of-fold predictions of others like them.
 
-    A mean of members is less confident and more often right than a member, and the mean of all of them more
-    so than that of the few that left out a bag. T is fitted to single members and to the mean of those that
-    left a bag out; log T is extrapolated to the number of members e, linearly in 1/√e, as the best T on
-    new bags was observed to decrease. The prior log T ~ N(0, log 2), which a few dozen bags outweigh, keeps
+    A mean of networks is less confident and more often right than one of them, and the more so the more
+    there are. T is fitted to single members and to the mean of those that left a bag out; log T is
+    extrapolated to the number of ``networks`` n, linearly in 1/√n, as the best T on new bags was observed to
+    decrease. The prior log T ~ N(0, log 2), which a few dozen bags outweigh, keeps
     it near 1; it is clipped to ``ENSEMBLE_RANGE``.
 
     Args:
         log_p: (e, m, k) log-probabilities of e members.
         left_out: (e, m) whether a member did not learn from a bag; as many members for every bag.
         sets: (m, k) candidate sets.
+        networks: n, the number of networks whose mean is to be scaled.
     """
-    e, _, k = log_p.shape
+    k = log_p.shape[2]
     each = int(left_out[:, 0].sum())
     rows = [np.flatnonzero(column) for column in left_out.T]
     unseen = log_p[np.array(rows).T, np.arange(log_p.shape[1])]  # (each, m, k)
     alone = _log_temperature(unseen.reshape(-1, k), np.tile(sets, (each, 1)), 1.0 / each)
     mean = _log_temperature(np.logaddexp.reduce(unseen, axis=0) - np.log(each), sets, 1.0)
     slope = (alone - mean) / (1.0 - each**-0.5) if each > 1 else 0.0
-    log_t = np.clip(mean + slope * (e**-0.5 - each**-0.5), *np.log(ENSEMBLE_RANGE))
+    log_t = np.clip(mean + slope * (networks**-0.5 - each**-0.5), *np.log(ENSEMBLE_RANGE))
     return Scaling("temperature", (float(np.exp(-log_t)),) * k, (0.0,) * k)
 
 

@@ -37,7 +37,7 @@ class CDLClassifier(BagClassifier):
         batch_size: bags per step.
         lr: initial learning rate.
         weight_decay: weight decay; by default chosen by out-of-fold likelihood.
-        ensemble: number of networks, 1 or at least 3; 1 trains a single network, not calibrated.
+        ensemble: number of networks whose mean predicts; 1 trains a single network, not calibrated.
         random_state: seed of training; None: another one each time.
         scale: ``"auto"`` standardises features that come as vectors, ``"none"`` does not.
         encoder: a module from instances (N, …) to vectors (N, L) in place of the built-in encoder.

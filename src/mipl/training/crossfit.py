@@ -1,7 +1,7 @@
-"""A cross-fitted ensemble: members that each leave out some folds, trained as one computation.
+"""Cross-fitting: networks that each leave out some folds of the bags, trained as one computation.
 
 Every bag is left out by two members. Their out-of-fold predictions show, without a true label, whether
-anything was learned, which settings predict best, and how confident the mean may be.
+anything can be learned, which settings predict best, and how confident networks like them may be.
 """
 
 from __future__ import annotations
@@ -57,10 +57,14 @@ def learns_from(bags: Bags, members: int, seed: int) -> Tensor:
     return torch.from_numpy((ahead >= LEFT_OUT).astype(np.float32))
 
 
-def possible_members(bags: Bags, members: int) -> int:
-    """Return how many members the bags allow, 1 where they are too few: no fold may be empty."""
+def folds_of(bags: Bags, ensemble: int) -> int:
+    """Return in how many folds the bags are divided to cross-fit an ensemble; 1: there is nothing to divide.
+
+    Twice the number of networks that will predict, so that the temperature of their mean can be extrapolated
+    from the two that leave out a bag; fewer where there are fewer bags or patients: no fold may be empty.
+    """
     groups = len(bags) if bags.groups is None else len(np.unique(bags.groups))
-    return min(members, groups) if groups > LEFT_OUT else 1
+    return min(2 * ensemble, groups) if ensemble > 1 and groups > LEFT_OUT else 1
 
 
 def train_members(

@@ -1,4 +1,4 @@
-"""From bags to a trained model: pretrain (images) -> cross-fit -> select -> calibrate -> report."""
+"""From bags to a trained model: cross-fit -> select -> calibrate -> train on all bags -> report."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from mipl.nn.network import BagNetwork, Ensemble
 from mipl.seeding import rng_for, seed_for
 from mipl.training.checkpoint import History, last_epoch
 from mipl.training.crossfit import (
+    folds_of,
     initial_weights,
     learns_from,
     mean_log_proba,
     member_log_proba,
     needs_first_stage,
     of_member,
-    possible_members,
     train_members,
 )
 from mipl.training.distributed import ProcessGroup, randomness
@@ -51,7 +51,7 @@ class OutOfFold:
     """What members predict for the training bags that they did not learn from."""
 
     log_p: NDArray[np.float64]  # (m, k) the tempered mean of the members that left a bag out
-    scaling: Scaling  # the temperature of the mean of all members
+    scaling: Scaling  # the temperature of the mean of the networks that predict
     signal: float  # standard errors by which predictions fit the bags' own sets better than others'
     quality: dict[str, float]  # what candidate sets alone tell about the predictions
 
@@ -84,37 +84,72 @@ def fit_network(
 ) -> Fitted:
     """Train the networks that ``build`` makes, as the recipe has it.
 
-    An ensemble of ``recipe.ensemble`` members is cross-fitted, as far as there are bags for it; of several
-    weight decays the one whose out-of-fold predictions give the candidate sets the highest likelihood is
-    chosen. A recipe with one member trains a single network on all bags.
+    First an ensemble is cross-fitted, once for each regularisation: its predictions for left-out bags choose
+    the regularisation and the temperature, and show whether anything was learned. Then ``recipe.ensemble``
+    networks are trained on all bags: their mean predicts. A recipe with one network, or bags too few to be
+    divided, train that network alone.
     """
-    recipe = dataclasses.replace(recipe, ensemble=possible_members(bags, recipe.ensemble))
-    images = len(bags.feature_shape) > 1
+    if folds_of(bags, recipe.ensemble) == 1:
+        recipe = dataclasses.replace(recipe, ensemble=1)
     narrow = _reducing(build, bags, recipe.components, group.device)
-    template = narrow(seed, None)  # its scaling is that of all members
+    template = narrow(seed, None)  # its scaling is that of all networks
+    training = Training(method, recipe, seed, group, checkpoint, report)
+    if recipe.ensemble == 1:
+        alone = dataclasses.replace(training, recipe=dataclasses.replace(recipe, weight_decay=recipe.decay))
+        chosen = Selected(alone, 0.0)
+    else:
+        chosen = select(training, narrow, bags, template)
+    everything = torch.ones(recipe.ensemble, len(bags))
+    histories, nets = train_networks(
+        chosen.training, narrow, bags, template, everything, FirstStage(bags, everything, template),
+        chosen.lowest_tau,
+    )  # fmt: skip
+    for net in nets:
+        _unfold(net)
+    if chosen.out_of_fold is not None and group.rank == 0:
+        _warn(chosen.out_of_fold)
+    network = Ensemble(nets) if len(nets) > 1 else nets[0]
+    return Fitted(network, chosen.training.recipe, _mean(histories), chosen.out_of_fold)
+
+
+@dataclasses.dataclass(frozen=True)
+class Selected:
+    """How the networks that predict are to be trained, and what cross-fitting found."""
+
+    training: Training
+    lowest_tau: float  # of MAM's attention
+    out_of_fold: OutOfFold | None = None
+
+
+def select(training: Training, build: Build, bags: Bags, template: nn.Module) -> Selected:
+    """Cross-fit an ensemble for each regularisation; choose by the likelihood of left-out candidate sets."""
+    recipe, seed, folder = training.recipe, training.seed, training.checkpoint
     choices: tuple[tuple[float, float], ...] = REGULARISATIONS
-    if recipe.weight_decay is not None or recipe.ensemble == 1 or images:
+    if recipe.weight_decay is not None or len(bags.feature_shape) > 1:
         choices = ((recipe.decay, 0.0),)
-    first_stage = FirstStage(bags, learns_from(bags, recipe.ensemble, seed), template)
-    best: Fitted | None = None
+    seen = learns_from(bags, folds_of(bags, recipe.ensemble), seed)
+    first_stage = FirstStage(bags, seen, template)
+    best: Selected | None = None
     for number, (decay, lowest_tau) in enumerate(choices):
-        training = Training(
-            method,
-            dataclasses.replace(recipe, weight_decay=decay),
-            seed,
-            group,
-            None if checkpoint is None else checkpoint / f"weight-decay-{decay:g}",
-            _counted(report, number * recipe.epochs, decay if len(choices) > 1 else None),
+        tried = dataclasses.replace(
+            training,
+            recipe=dataclasses.replace(recipe, weight_decay=decay),
+            checkpoint=None if folder is None else folder / f"weight-decay-{decay:g}",
+            report=_counted(training.report, number * recipe.epochs, f"folds, weight decay {decay:g}"),
         )
-        found = cross_fit(training, narrow, bags, template, first_stage, lowest_tau)
-        if best is None or _better(found, best):
-            best = found
+        _, nets = train_networks(tried, build, bags, template, seen, first_stage, lowest_tau)
+        log_p = member_log_proba(training.method, nets, bags, training.group.device)
+        found = out_of_fold(log_p, seen, torch.tensor(bags.candidate_sets), recipe.ensemble)
+        if best is None or _better(found, best.out_of_fold):
+            best = Selected(tried, lowest_tau, found)
     assert best is not None
-    for member in best.network.members if isinstance(best.network, Ensemble) else [best.network]:
-        _unfold(member)
-    if best.out_of_fold is not None and group.rank == 0:
-        _warn(best.out_of_fold)
-    return best
+    final = dataclasses.replace(
+        best.training,
+        seed=seed_for("final", seed) % 2**32,
+        checkpoint=None if folder is None else folder / "final",
+        report=_counted(training.report, len(choices) * recipe.epochs, "all bags"),
+    )
+    return dataclasses.replace(best, training=final)
 
 
 class FirstStage:
@@ -133,23 +168,24 @@ class FirstStage:
         return self._weights
 
 
-def cross_fit(
+def train_networks(
     training: Training,
     build: Build,
     bags: Bags,
     template: nn.Module,
+    seen: Tensor,
     first_stage: FirstStage,
-    lowest_tau: float = 0.0,
-) -> Fitted:
-    """Train a single network, or an ensemble and what its members predict for the bags they leave out.
+    lowest_tau: float,
+) -> tuple[list[History], list[nn.Module]]:
+    """Train networks, each on the bags that it learns from by ``seen`` (e, m); return their histories too.
 
-    The temperature of MAM's attention stays at ``lowest_tau`` or above.
+    A single network is ``template`` itself. The temperature of MAM's attention stays at ``lowest_tau`` or
+    above.
     """
     recipe, seed = training.recipe, training.seed
-    seen = learns_from(bags, recipe.ensemble, seed)
     nets = [template]
-    if recipe.ensemble > 1:
-        nets = [build(seed_for("member", seed, e), template) for e in range(recipe.ensemble)]
+    if len(seen) > 1:
+        nets = [build(seed_for("member", seed, e), template) for e in range(len(seen))]
     for part in (part for net in nets for part in net.modules() if isinstance(part, MAM)):
         part.keep_above(lowest_tau)
     if recipe.pretrain and has_images(template):
@@ -158,17 +194,16 @@ def cross_fit(
         initial = first_stage.weights(training)
         histories, _ = train_members(training, nets, bags, seen, recipe.epochs, initial)
     for e, net in enumerate(nets):
-        own = bags if len(nets) == 1 else bags[np.flatnonzero(seen[e].numpy())]
+        own = bags if bool(seen[e].all()) else bags[np.flatnonzero(seen[e].numpy())]
         of_member(training, e, len(nets)).finish(net, own)
-    if len(nets) == 1:
-        return Fitted(nets[0], recipe, histories[0])
-    log_p = member_log_proba(training.method, nets, bags, training.group.device)
-    found = out_of_fold(log_p, seen, torch.tensor(bags.candidate_sets))
-    return Fitted(Ensemble(nets), recipe, _mean(histories), found)
+    return histories, nets
 
 
-def out_of_fold(log_p: Tensor, seen: Tensor, candidates: Tensor) -> OutOfFold:
-    """Return what log-probabilities (e, m, k) of members that saw ``seen`` (e, m) say of sets (m, k)."""
+def out_of_fold(log_p: Tensor, seen: Tensor, candidates: Tensor, networks: int) -> OutOfFold:
+    """Return what log-probabilities (e, m, k) of members that saw ``seen`` (e, m) say of sets (m, k).
+
+    The temperature is that of the mean of as many ``networks`` as will predict.
+    """
     left_out = 1.0 - seen
     mean = mean_log_proba(log_p, left_out.double())
     score = signal_score(mean.exp(), candidates)
@@ -176,9 +211,9 @@ def out_of_fold(log_p: Tensor, seen: Tensor, candidates: Tensor) -> OutOfFold:
     if score < ENOUGH:  # the highest temperature that the sets allow
         own = scaling = softest_scaling(mean.numpy(), sets)
     else:
-        scaling = ensemble_scaling(log_p.numpy(), left_out.numpy().astype(np.bool_), sets)
+        scaling = ensemble_scaling(log_p.numpy(), left_out.numpy().astype(np.bool_), sets, networks)
         # the mean of the few that left a bag out has a temperature of its own
-        own = ensemble_scaling(mean.numpy()[None], np.ones((1, len(sets)), dtype=np.bool_), sets)
+        own = ensemble_scaling(mean.numpy()[None], np.ones((1, len(sets)), dtype=np.bool_), sets, 1)
     tempered = own.apply(mean.numpy())
     p = np.exp(tempered)
     quality = {
@@ -192,11 +227,9 @@ def out_of_fold(log_p: Tensor, seen: Tensor, candidates: Tensor) -> OutOfFold:
     return OutOfFold(tempered, scaling, score, quality)
 
 
-def _better(found: Fitted, best: Fitted) -> bool:
-    assert found.out_of_fold is not None
-    assert best.out_of_fold is not None
+def _better(found: OutOfFold, best: OutOfFold | None) -> bool:
     name = "set_log_likelihood"
-    return found.out_of_fold.quality[name] > best.out_of_fold.quality[name]
+    return best is None or found.quality[name] > best.quality[name]
 
 
 def _mean(histories: Sequence[History]) -> History:
@@ -209,13 +242,13 @@ def _mean(histories: Sequence[History]) -> History:
     }
 
 
-def _counted(report: Report | None, before: int, decay: float | None) -> Report | None:
-    """Return a report that counts the epochs of all weight decays, and names the present one."""
+def _counted(report: Report | None, before: int, stage: str) -> Report | None:
+    """Return a report that counts the epochs of all stages, and names the present one."""
     if report is None:
         return None
 
     def say(done: int, note: str = "") -> None:
-        report(before + done, note if decay is None else f"weight decay {decay:g}, {note}")
+        report(before + done, f"{stage}, {note}" if note else stage)
 
     return say
 
