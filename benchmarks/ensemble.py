@@ -1,4 +1,4 @@
-"""What the cross-fitted ensemble costs beside a single network: processor time of fits and predictions."""
+"""What the ensemble and its cross-fitting cost beside a single network: processor time of fits and predictions."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from mipl.training.recipe import Recipe
 class CDLClassifier(BagClassifier):
     """A calibrated classifier of bags with candidate labels: the paper's six methods.
 
-    Trained with the calibratable disambiguation loss (Eq. 14). By default a cross-fitted ensemble is trained,
-    and its weight decay and temperature are chosen from the candidate sets alone (docs/training.md). None
-    stands for the value that the recipe has.
+    Trained with the calibratable disambiguation loss (Eq. 14). By default four networks are trained,
+    whose mean predicts; weight decay and temperature are chosen by cross-fitting, from the candidate sets
+    alone (docs/training.md). None stands for the value that the recipe has.
 
     Args:
         attention: how instances are weighted: ``"dam"`` (Eq. 8) for simple features such as colour
@@ -46,7 +46,7 @@ class CDLClassifier(BagClassifier):
 
     Attributes:
         classes_: the k classes, in the order of the columns of ``predict_proba``.
-        out_of_fold_: what left-out candidate sets say of the ensemble; None for a single network.
+        out_of_fold_: what cross-fitting found; None for a single network.
         calibration_: the temperature that predictions are scaled by.
         recipe_, method_: the settings that were used, all of them.
         history_: one value per epoch for each of loss, learning rate and so on.

@@ -84,9 +84,9 @@ def fit_network(
 ) -> Fitted:
     """Train the networks that ``build`` makes, as the recipe has it.
 
-    First an ensemble is cross-fitted, once for each regularisation: its predictions for left-out bags choose
-    the regularisation and the temperature, and show whether anything was learned. Then ``recipe.ensemble``
-    networks are trained on all bags: their mean predicts. A recipe with one network, or bags too few to be
+    First members are cross-fitted, once for each regularisation: their predictions for left-out bags choose
+    the regularisation and the temperature, and show whether anything can be learned. Then
+    ``recipe.ensemble`` networks are trained on all bags: their mean predicts. A recipe with one network, or bags too few to be
     divided, train that network alone.
     """
     if folds_of(bags, recipe.ensemble) == 1:
@@ -122,7 +122,7 @@ class Selected:
 
 
 def select(training: Training, build: Build, bags: Bags, template: nn.Module) -> Selected:
-    """Cross-fit an ensemble for each regularisation; choose by the likelihood of left-out candidate sets."""
+    """Cross-fit members with each regularisation; choose by the likelihood of left-out candidate sets."""
     recipe, seed, folder = training.recipe, training.seed, training.checkpoint
     choices: tuple[tuple[float, float], ...] = REGULARISATIONS
     if recipe.weight_decay is not None or len(bags.feature_shape) > 1:
