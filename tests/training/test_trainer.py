@@ -19,7 +19,6 @@ from mipl.errors import SettingError, StorageError, TrainingError
 from mipl.estimators import CDLClassifier, load, make_classifier
 from mipl.methods import METHODS
 from mipl.seeding import rng_for, seed_for
-from mipl.training.flat import FlatParameters
 from mipl.training.recipe import RECIPES, Recipe, make_recipe
 from mipl.training.trainer import train
 
@@ -74,10 +73,8 @@ def test_paper_recipe_is_what_the_authors_ran():
     assert (recipe.pretrain, recipe.ensemble, recipe.components) == (0, 1, 0)
     assert (recipe.background, recipe.instance_dropout, recipe.gamma_at(1)) == (0.0, 0.0, 1.0)
     assert (recipe.optimizer, recipe.weight_decay, recipe.warmup) == ("sgd", 1e-4, 0)
-    optimizer = recipe.make_optimizer(FlatParameters(recipe.shares(torch.nn.Linear(999, 1))))
-    assert [group["share"] for group in optimizer.param_groups] == [1.0]
-    assert optimizer.defaults["momentum"] == 0.9
-    assert optimizer.defaults["nesterov"]
+    optimizer = recipe.make_optimizer(torch.nn.Linear(999, 1))
+    assert [layers.share for layers in optimizer.layers] == [1.0]
 
 
 def test_wide_encoder_layers_take_smaller_steps():
