@@ -15,6 +15,7 @@ import torch
 
 from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader
+from mipl.data.benchmarks import gaussian_bags
 from mipl.errors import SettingError, StorageError, TrainingError
 from mipl.estimators import CDLClassifier, load, make_classifier
 from mipl.methods import METHODS
@@ -265,3 +266,17 @@ def test_a_process_that_is_stopped_resumes_to_the_same_model(end, gaussian, tmp_
     assert all((found[key] == value).all() for key, value in whole.network_.state_dict().items())
     files = {path.name for path in state.rglob("*") if path.is_file()}
     assert files == {"checkpoint.safetensors"} or end == signal.SIGKILL
+
+
+@pytest.mark.parametrize("d", [5, 300])
+def test_instances_scaled_once_train_the_same_network(tmp_path, d):
+    """In memory they are scaled, and projected where they are wide, once; from a file in every step."""
+    bags = gaussian_bags(bags=30, k=4, d=d)
+    bags.save(tmp_path / "bags.npz")
+    for members in (1, 3):
+        given = {"epochs": 3, "ensemble": members, "weight_decay": 0.01}
+        predicted = [
+            make_classifier("sam-cn", **given).fit(each).predict_proba(bags)
+            for each in (bags, Bags.load(tmp_path / "bags.npz", mapped=True))
+        ]
+        np.testing.assert_allclose(*predicted, atol=1e-4)

@@ -44,7 +44,7 @@ def can_be_member(net: nn.Module) -> bool:
 
 def have_one_input(nets: Sequence[nn.Module]) -> bool:
     """Return whether the scaling of networks, and the temperature of their attention, are the same."""
-    first, *others = ({**net.scaling.state_dict(), **net.attention.state_dict()} for net in nets)  # type: ignore[union-attr, operator]
+    first, *others = ({**net.scaling.state_dict(), **net.attention.state_dict()} for net in nets)  # type: ignore[union-attr]
     return all(
         first.keys() == own.keys() and all(torch.equal(first[name], own[name]) for name in first)
         for own in others

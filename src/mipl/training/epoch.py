@@ -128,11 +128,12 @@ class Loop:
                 with group.autocast():
                     losses = method.objective(net, batch, table, context)  # (b,)
                 if batch.mask is None:
-                    torch.autograd.backward(losses.sum() / batch.step)
+                    torch.autograd.backward(losses, torch.full_like(losses, 1 / batch.step))
+                    loss = losses.detach().sum(dim=0, keepdim=True)
                 else:  # of each member, the mean over the bags that it learns from
-                    losses = losses.view(members, -1) * batch.mask
-                    torch.autograd.backward((losses / batch.mask.sum(dim=1, keepdim=True).clamp(min=1)).sum())
-                loss = losses.detach().view(members, -1).sum(dim=1)
+                    bags = batch.mask.sum(dim=1, keepdim=True).clamp(min=1)
+                    torch.autograd.backward(losses, (batch.mask / bags).flatten())
+                    loss = (losses.detach().view(members, -1) * batch.mask).sum(dim=1)
             group.add([loss, *optimizer.gradients])
             if recipe.clip_norm is not None:
                 if isinstance(net, Members):
