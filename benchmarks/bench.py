@@ -25,11 +25,23 @@ if TYPE_CHECKING:
 
 REPO = Path(__file__).resolve().parents[1]
 FORMAT = "mipl-bench-1"
-SECTIONS = ("machine", "training", "accuracy", "loading", "prediction", "ensemble", "mapped", "growth")
+SECTIONS = (
+    "machine", "lean", "torchmil", "training", "accuracy", "loading", "prediction", "ensemble", "mapped",
+    "growth",
+)  # fmt: skip
+RATED = ("lean", "training")  # what is compared with the machine's rate
 
 
 def run_section(name: str, cases: list[Case], gemm: Json, folder: Path, given: argparse.Namespace) -> Json:
     """Run one section; the modules are imported here, after the arguments are read."""
+    if name == "lean":
+        import lean
+
+        return lean.section(cases[0], gemm, folder, given.repeats, given.quick, given.raw)
+    if name == "torchmil":
+        import rival
+
+        return rival.section(cases[0], folder, given.repeats, given.quick, given.raw)
     if name == "training":
         import training
 
@@ -116,8 +128,9 @@ def main(words: list[str] | None = None) -> None:
         gemm: Json = {"all": float("nan")}
         cases = make_cases(raw_folder(given.raw), folder, given.quick)
         for name in SECTIONS:
-            if name not in given.only and not (name == "machine" and "training" in given.only):
-                continue  # a share of the machine's rate needs the machine's rate
+            needed = name == "machine" and any(each in given.only for each in RATED)
+            if name not in given.only and not needed:
+                continue
             started = time.perf_counter()
             section = (
                 machine.section(given.quick)

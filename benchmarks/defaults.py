@@ -181,9 +181,7 @@ def planned(cases: Sequence[Case], raw: Path, store: Path) -> Iterable[list[Job]
         (vectors, SIMPLE, {}),
         (vectors, ("sam-cn", "mam-cn"), {"ensemble": 1}),
     ]
-    ablated = [
-        dataclasses.replace(case, splits=FIRST) for case in cases if (case.dataset, case.r) in ABLATED
-    ]
+    ablated = [dataclasses.replace(case, splits=FIRST) for case in cases if (case.dataset, case.r) in ABLATED]
     stages += [([case for case in ablated if case.images], ("mam-cn",), given) for given in OUT.values()]
     stages += [([case for case in ablated if not case.images], ("sam-cn",), given) for given in OUT.values()]
     for chosen, methods, given in stages:

@@ -1,4 +1,4 @@
-"""What the ensemble and its cross-fitting cost beside a single network: processor time of fits and predictions."""
+"""What an ensemble and cross-fitting cost beside a single network: processor time of fits, predictions."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -11,23 +12,27 @@ from mipl.data.bags import Bags
 from mipl.data.benchmarks import gaussian_bags
 from mipl.data.candidates import add_false_positives
 from mipl.estimators import make_classifier
+from mipl.training.recipe import DECAY
 from training import mipl_run
 
-AXES = ("bags", "instances", "features", "classes")
-BASE = {"bags": 128, "instances": 64, "features": 64, "classes": 8}
+AXES = ("bags", "instances", "features", "classes", "members")
+BASE = {"bags": 128, "instances": 64, "features": 64, "classes": 8, "members": 1}
 POINTS = {  # at least three doublings
     "bags": (256, 512, 1024, 2048),
     "instances": (128, 256, 512, 1024),
     "features": (128, 256, 512, 1024),
     "classes": (8, 16, 32, 64),
+    "members": (3, 6, 12, 24),
 }
-QUICK = {name: tuple(8 * 2**i for i in range(4)) for name in AXES}
+QUICK = {name: tuple((3 if name == "members" else 8) * 2**i for i in range(4)) for name in AXES}
 METHODS = ("dam-cn", "sam-cn", "mam-cn", "dam-cc", "sam-cc", "mam-cc", "sam-mdl", "mam-mdl")
 ASKED = {"bags": 1.1, "instances": 1.1}
 
 
-def train(path: str, bags: int, instances: int, features: int, classes: int, epochs: int) -> Json:
-    """Train one network on random numbers in a mapped file; return the seconds of the fastest epoch."""
+def train(
+    path: str, bags: int, instances: int, features: int, classes: int, members: int, epochs: int
+) -> Json:
+    """Train on random numbers in a mapped file; return the seconds of the fastest epoch."""
     shape = (bags * instances, features)
     rng = np.random.default_rng(0)
     written = np.memmap(path, dtype=np.float32, mode="w+", shape=shape)
@@ -46,8 +51,11 @@ def train(path: str, bags: int, instances: int, features: int, classes: int, epo
         labels=labels,
     )
     before = anonymous_mb()
-    model = make_classifier("sam-cn", ensemble=1, epochs=epochs).fit(data)
-    return {"seconds": min(model.history_["seconds"]), "before_mb": before}
+    model = make_classifier("sam-cn", ensemble=members, weight_decay=DECAY, epochs=epochs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # there is nothing to learn
+        model.fit(data)
+    return {"seconds": members * min(model.history_["seconds"]), "before_mb": before}
 
 
 def section(scratch: Path, quick: bool) -> Json:
@@ -55,7 +63,7 @@ def section(scratch: Path, quick: bool) -> Json:
     rows, data = [], {}
     path = scratch / "growth.f32"
     for axis, points in (QUICK if quick else POINTS).items():
-        base = {**dict.fromkeys(AXES, 8), "bags": 64} if quick else BASE
+        base = {**dict.fromkeys(AXES, 8), "bags": 64, "members": 1} if quick else BASE
         seconds, memory = [], []
         for point in points:
             found = call(

@@ -19,6 +19,7 @@ from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader
 from mipl.data.benchmarks import digits_mipl, gaussian_bags
 from mipl.data.formats.mat import read_mat
+from mipl.data.splits import stratified_split
 from mipl.losses import cdl_loss
 from mipl.methods import METHODS
 
@@ -29,6 +30,7 @@ import cases
 import cohort
 import ensemble
 import growth
+import lean
 import loading
 import loop
 import machine
@@ -36,6 +38,7 @@ import mapped
 import measuring
 import prediction
 import report
+import rival
 import training
 
 
@@ -47,7 +50,7 @@ def inline(monkeypatch):
         done = getattr(importlib.import_module(module), function)(**json.loads(json.dumps(arguments)))
         return {**json.loads(json.dumps(done)), "peak_anon_mb": measuring.anonymous_mb(), "wall_seconds": 1.0}
 
-    for module in (cohort, ensemble, growth, loading, machine, mapped, prediction, training):
+    for module in (cohort, ensemble, growth, lean, loading, machine, mapped, prediction, training):
         monkeypatch.setattr(module, "call", call)
 
 
@@ -144,6 +147,34 @@ def test_the_arithmetic_of_a_step_is_counted():
     products = 20 * (50 * width + 2 * width * k + 128 * k + 128) + 20 * width + width * k
     expected = 2 * (3 * products - 20 * 50 * width)
     assert machine.step_gflop(bags, "sam") == pytest.approx(1e-9 * expected, rel=0.01)
+
+
+def test_bags_of_a_mapped_set_may_differ_in_size(tmp_path):
+    sizes = np.array([3, 30, 7, 12])
+    mapped.write_set(tmp_path / "set.npz", 4, sizes, 5)
+    bags = Bags.load(tmp_path / "set.npz")
+    np.testing.assert_array_equal(bags.sizes, sizes)
+    assert bags.feature_shape == (5,)
+
+
+def test_torchmil_is_left_out_with_a_reason(monkeypatch, tmp_path):
+    monkeypatch.delenv(rival.PYTHON, raising=False)
+    found = rival.section(None, tmp_path, 1, True, None)
+    assert found["rows"] == []
+    assert rival.PYTHON in found["said"][0]
+
+
+def test_both_sides_see_the_same_split(tmp_path):
+    bags = gaussian_bags(bags=20, k=4)
+    rival.write_folders(bags, tmp_path)
+    train, test = stratified_split(bags, 1)
+    for part, index in (("train", train), ("test", test)):
+        names = sorted(path.name for path in (tmp_path / part / "features").iterdir())
+        assert len(names) == len(index)
+        for name, i in zip(names, index, strict=True):
+            assert np.load(tmp_path / part / "features" / name).shape == bags[int(i)].instances.shape
+            np.testing.assert_array_equal(np.load(tmp_path / part / "sets" / name), bags.candidates[i])
+            assert np.load(tmp_path / part / "labels" / name) == [bags.labels[i]]
 
 
 def test_exponents_and_ratios():

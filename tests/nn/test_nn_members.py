@@ -9,7 +9,7 @@ from mipl.methods import METHODS
 from mipl.nn.attention import GatedScore, make_attention
 from mipl.nn.encoders import Standardize, make_encoder
 from mipl.nn.heads import make_head
-from mipl.nn.members import Members, can_be_member, layer_parameters
+from mipl.nn.members import BAGS, ROWS, Members, can_be_member, have_one_input
 from mipl.nn.network import BACKGROUND_LEVEL, BagNetwork, is_background
 
 D = 5
@@ -43,8 +43,10 @@ def networks(count, attention="sam", head="linear", dropout=0.0, width=16, k=4):
     attention=st.sampled_from(["dam", "sam", "mam"]),
     head=st.sampled_from(["linear", "sigmoid"]),
     count=st.integers(1, 3),
-    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4),
-    used=st.sets(st.sampled_from([*OF_BAGS, "attention", "scores"]), min_size=1),
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4)
+    | st.lists(st.integers(1, 4), min_size=BAGS + 1, max_size=2 * BAGS + 2)
+    | st.just([ROWS + 5, 3, 2]),
+    used=st.sets(st.sampled_from(["logits", "background_kl"]), min_size=1),
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=80)
@@ -71,11 +73,14 @@ def test_values_and_gradients_are_those_of_every_network(attention, head, count,
                 apart.append((alone[name] * coefficients).sum())
     sum(together).backward()
     sum(apart).backward()
-    for e, net in enumerate(nets):
-        for own, rows in zip(layer_parameters(net), members.stacked, strict=True):
-            wanted = torch.zeros_like(own) if own.grad is None else own.grad
-            scale = max(1.0, float(wanted.abs().max()))
-            torch.testing.assert_close(rows.grad[e] / scale, wanted / scale, atol=3e-5, rtol=1e-3)
+    with torch.no_grad():  # the gradients as parameters, in the order that the networks have them
+        members.flat.copy_(members.flat.grad)
+    wanted = [[torch.zeros_like(p) if p.grad is None else p.grad for p in net.parameters()] for net in nets]
+    members.copy_to_networks()
+    for net, of_net in zip(nets, wanted, strict=True):
+        for own, gradient in zip(net.parameters(), of_net, strict=True):
+            scale = max(1.0, float(gradient.abs().max()))
+            torch.testing.assert_close(own.data / scale, gradient / scale, atol=3e-5, rtol=1e-3)
 
 
 @given(n=st.integers(1, 40), seed=st.integers(0, 99))
@@ -90,11 +95,14 @@ def test_without_the_regulariser_the_background_is_not_computed():
     nets = networks(2)
     members = Members(nets, background=False)
     x, sizes = torch.randn(30, D), torch.tensor([20, 10])
-    output, asked = members(x, sizes), Members(nets)(x, sizes)
+    asked_members = Members(nets)
+    output, asked = members(x, sizes), asked_members(x, sizes)
     assert output.background is None
     torch.testing.assert_close(output.logits, asked.logits)
-    gradients = torch.autograd.grad(output.logits.square().sum(), list(members.stacked))
-    assert all(gradient.abs().max() > 0 for gradient in gradients)
+    (gradient,) = torch.autograd.grad(asked.logits.square().sum(), [asked_members.flat])
+    (mine,) = torch.autograd.grad(output.logits.square().sum(), [members.flat])
+    torch.testing.assert_close(mine, gradient)
+    assert mine.abs().max() > 0
 
 
 def test_dropout_has_the_right_mean_and_is_drawn_again_in_each_pass():
@@ -120,8 +128,7 @@ def test_trained_parameters_are_handed_back_to_the_networks():
     members = Members(nets)
     members.attention.set_epoch(9)
     with torch.no_grad():
-        for rows in members.stacked:
-            rows.normal_()
+        members.flat.normal_()
     x, sizes = torch.randn(12, D), torch.tensor([5, 7])
     wanted = members(x, sizes).logits.view(3, 2, -1)
     members.copy_to_networks()
@@ -143,3 +150,47 @@ def test_only_networks_on_vectors_with_known_layers_are_stacked(shape, settings_
     assert can_be_member(METHODS["sam-cn"].make(**settings_).build(shape, 4)) == wanted
     own = torch.nn.Sequential(torch.nn.Linear(D, 8), torch.nn.ReLU())
     assert not can_be_member(METHODS["sam-cn"].make().build((D,), 4, own))
+
+
+def test_the_gradient_of_every_member_is_clipped_on_its_own():
+    torch.manual_seed(0)
+    nets = networks(3)
+    members = Members(nets)
+    members.flat.grad = torch.randn_like(members.flat)
+    for matrices in members.views(members.flat.grad):
+        matrices *= torch.tensor([1e-3, 1.0, 100.0])[:, None, None]
+    before = [rows.clone() for rows in members.views(members.flat.grad)]
+    members.clip(0.5)
+    after = members.views(members.flat.grad)
+    for e in range(3):
+        alone = [torch.nn.Parameter(torch.zeros_like(rows[e])) for rows in before]
+        for parameter, rows in zip(alone, before, strict=True):
+            parameter.grad = rows[e].clone()
+        torch.nn.utils.clip_grad_norm_(alone, 0.5)
+        for parameter, rows in zip(alone, after, strict=True):
+            torch.testing.assert_close(rows[e], parameter.grad)
+
+
+def test_rows_that_are_read_in_chunks_give_the_same_output(monkeypatch):
+    torch.manual_seed(0)
+    nets = networks(2, "mam")
+    members = Members(nets, background=False).eval()
+    monkeypatch.setattr(BagNetwork, "CHUNK", 7)
+
+    class Rows:
+        def parts(self, instances):
+            yield from torch.split(x, instances)
+
+    x, sizes = torch.randn(30, D), torch.tensor([19, 11])
+    with torch.no_grad():
+        whole, chunked = members(x, sizes), members(Rows(), sizes)
+    for name in ("logits", "embedding", "attention", "scores"):
+        torch.testing.assert_close(getattr(chunked, name), getattr(whole, name), atol=1e-5, rtol=1e-4)
+
+
+def test_networks_that_scale_differently_have_no_input_in_common():
+    first, second = networks(2, "mam"), networks(1, "mam")
+    assert have_one_input(first)
+    assert not have_one_input([*first, *second])
+    first[1].attention.set_epoch(9)
+    assert not have_one_input(first)

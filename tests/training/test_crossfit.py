@@ -22,7 +22,6 @@ from mipl.methods import METHODS
 from mipl.nn.encoders import FeatureEncoder, Projection, Standardize
 from mipl.training.crossfit import (
     LEFT_OUT,
-    can_be_stacked,
     folds_of,
     initial_weights,
     learns_from,
@@ -107,7 +106,7 @@ def test_a_stacked_member_is_the_network_trained_alone(name):
     histories, table = train_stacked(training, stacked, bags, torch.ones(2, len(bags)), 4)
     for e, net in enumerate(alone):
         own = training.table(bags)
-        history = training.run(net, bags, own, 1, 4)
+        (history,) = training.run([net], bags, own, 1, 4)
         torch.testing.assert_close(flat(stacked[e]), flat(net), atol=2e-4, rtol=1e-3)
         rows = slice(e * len(bags), (e + 1) * len(bags))
         torch.testing.assert_close(table.weights[rows], own.weights, atol=2e-3, rtol=1e-2)
@@ -133,7 +132,7 @@ def test_the_tables_of_members_hold_the_bags_that_each_learns_from(name):
     seen = learns_from(bags, 4, 0)
     training = training_of(name)
     nets = networks(training, bags, 4)
-    assert can_be_stacked(training, nets) == (name == "sam-cn")
+    assert training.can_stack(nets) == (name == "sam-cn")
     histories, tables = train_members(training, nets, bags, seen, 4)
     assert len(histories) == 4
     for own, table in zip(seen.bool().numpy(), tables, strict=True):

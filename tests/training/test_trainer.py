@@ -15,11 +15,11 @@ import torch
 
 from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader
+from mipl.data.benchmarks import gaussian_bags
 from mipl.errors import SettingError, StorageError, TrainingError
 from mipl.estimators import CDLClassifier, load, make_classifier
 from mipl.methods import METHODS
 from mipl.seeding import rng_for, seed_for
-from mipl.training.flat import FlatParameters
 from mipl.training.recipe import RECIPES, Recipe, make_recipe
 from mipl.training.trainer import train
 
@@ -74,10 +74,8 @@ def test_paper_recipe_is_what_the_authors_ran():
     assert (recipe.pretrain, recipe.ensemble, recipe.components) == (0, 1, 0)
     assert (recipe.background, recipe.instance_dropout, recipe.gamma_at(1)) == (0.0, 0.0, 1.0)
     assert (recipe.optimizer, recipe.weight_decay, recipe.warmup) == ("sgd", 1e-4, 0)
-    optimizer = recipe.make_optimizer(FlatParameters(recipe.shares(torch.nn.Linear(999, 1))))
-    assert [group["share"] for group in optimizer.param_groups] == [1.0]
-    assert optimizer.defaults["momentum"] == 0.9
-    assert optimizer.defaults["nesterov"]
+    optimizer = recipe.make_optimizer(torch.nn.Linear(999, 1))
+    assert [layers.share for layers in optimizer.layers] == [1.0]
 
 
 def test_wide_encoder_layers_take_smaller_steps():
@@ -268,3 +266,17 @@ def test_a_process_that_is_stopped_resumes_to_the_same_model(end, gaussian, tmp_
     assert all((found[key] == value).all() for key, value in whole.network_.state_dict().items())
     files = {path.name for path in state.rglob("*") if path.is_file()}
     assert files == {"checkpoint.safetensors"} or end == signal.SIGKILL
+
+
+@pytest.mark.parametrize("d", [5, 300])
+def test_instances_scaled_once_train_the_same_network(tmp_path, d):
+    """In memory they are scaled, and projected where they are wide, once; from a file in every step."""
+    bags = gaussian_bags(bags=30, k=4, d=d)
+    bags.save(tmp_path / "bags.npz")
+    for members in (1, 3):
+        given = {"epochs": 3, "ensemble": members, "weight_decay": 0.01}
+        predicted = [
+            make_classifier("sam-cn", **given).fit(each).predict_proba(bags)
+            for each in (bags, Bags.load(tmp_path / "bags.npz", mapped=True))
+        ]
+        np.testing.assert_allclose(*predicted, atol=1e-4)

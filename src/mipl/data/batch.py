@@ -155,6 +155,32 @@ class BagLoader:
             )
 
 
+class EnsembleLoader:
+    """Batches of bags that all members see, each learning from those that are not left out for it.
+
+    Args:
+        bags: m bags with candidate sets.
+        seen: (members, m) 1 where a member learns from a bag.
+        device: where the tensors are.
+    """
+
+    def __init__(self, bags: Bags, seen: Tensor, device: torch.device | str = "cpu") -> None:
+        self.bags = bags
+        self._seen = seen.to(device)
+        self._loader = BagLoader(bags, device)
+        self._starts = torch.arange(len(seen), device=device)[:, None] * len(bags)  # (members, 1)
+
+    def epoch(self, batch_size: int, rng: np.random.Generator, drop: float = 0.0) -> Iterator[BagBatch]:
+        """Yield every bag once, read once for all: index and candidates (members · b), mask (members, b)."""
+        for batch in self._loader.epoch(batch_size, rng, drop):
+            yield dataclasses.replace(
+                batch,
+                index=(batch.index + self._starts).flatten(),
+                candidates=batch.candidate_sets.repeat(len(self._seen), 1),
+                mask=self._seen[:, batch.index],
+            )
+
+
 class StoredRows:
     """Instances (N, *feature_shape) that are read as tensors in parts, on each iteration."""
 

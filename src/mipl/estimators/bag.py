@@ -28,7 +28,7 @@ from mipl.nn.network import BagNetwork, Ensemble, Output, members_of
 from mipl.registry import plain, restored, settings_of, without_removed
 from mipl.seeding import seed_for
 from mipl.training.checks import Parameters, check_features, check_training, training_summary
-from mipl.training.crossfit import mean_log_proba
+from mipl.training.crossfit import mean_log_proba, predictor
 from mipl.training.distributed import FabricGroup, ProcessGroup, device_named
 from mipl.training.fit import Build, Fitted, fit_network
 from mipl.training.model_folder import ModelFolder, write_model
@@ -216,8 +216,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return log-probabilities (members, m, k) before calibration, in double precision."""
         members = members_of(self.network_)
         parts = [torch.empty(len(members), 0, len(self.classes_), dtype=torch.float64)]  # for no bags
-        for batch in self._batches(bags):
-            parts += [torch.stack([self.method_.log_proba(net, batch).double().cpu() for net in members])]
+        predict = predictor(self.method_, members)
+        parts += [predict(batch).double().cpu() for batch in self._batches(bags)]
         log_p = torch.cat(parts, dim=1)
         return log_p - log_p.logsumexp(dim=2, keepdim=True)
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
+from mipl.data.bags import Bags
+from mipl.data.sources import Source
 from mipl.errors import SettingError, suggest
 from mipl.experiments.notices import Notices, forwarded_warnings
 from mipl.experiments.runner import Job, run
+from mipl.machine import forget_peak_memory
 from mipl.records.store import Store
 from mipl.training.progress import Report, progress_bar
 
@@ -64,7 +68,8 @@ def run_jobs(
 def run_local(jobs: Sequence[Job], workers: int, show: bool = True) -> list[Failure]:
     """Run the jobs that have no record yet in ``workers`` processes; return the failed ones.
 
-    A failure does not stop the other runs. A run whose process is killed is repeated.
+    A process makes one run after the other, and reads data that they share once. A failure does not stop the
+    other runs. A run whose process is killed is repeated by another.
     """
     pool = _Pool(without_record(jobs), workers)
     with progress_bar("runs", pool.epochs, show) as report:
@@ -130,6 +135,7 @@ class _Pool:
         self.notices = Notices()
         self._waiting = list(self.tasks)
         self._running: dict[Connection, tuple[_Task, SpawnProcess]] = {}
+        self._idle: list[tuple[Connection, SpawnProcess]] = []
         self._context = multiprocessing.get_context("spawn")  # a forked torch may hang
 
     @property
@@ -156,24 +162,35 @@ class _Pool:
 
     def stop(self) -> None:
         """End all processes."""
-        for _, process in self._running.values():
+        for process in [process for _, process in [*self._running.values(), *self._idle]]:
             process.terminate()
             process.join()
 
     def _start(self, task: _Task) -> None:
-        ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_work, args=(task.job, theirs), daemon=True)
+        """Give the job to an idle process, or to a new one."""
+        while self._idle:
+            connection, process = self._idle.pop()
+            with contextlib.suppress(OSError):  # the process has ended meanwhile
+                connection.send(task.job)
+                self._running[connection] = (task, process)
+                return
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_work, args=(theirs,), daemon=True)
         with _worker_environment():
             process.start()
         theirs.close()
+        with contextlib.suppress(OSError):  # it was killed already: the next message says so
+            ours.send(task.job)
         self._running[ours] = (task, process)
 
     def _finish(self, connection: Connection, ended: _End | None) -> None:
-        """Handle the end of a process; ``ended`` is None if it was killed."""
+        """Handle the end of a run; ``ended`` is None if its process was killed."""
         task, process = self._running.pop(connection)
-        process.join()
-        connection.close()
-        if ended is None:
+        if ended is not None:
+            self._idle.append((connection, process))
+        else:
+            process.join()
+            connection.close()
             task.lost += 1
             if task.lost < ATTEMPTS:
                 self._waiting.append(task)
@@ -184,11 +201,21 @@ class _Pool:
             self.failures.append((task.job, ended.failure))
 
 
-def _work(job: Job, connection: Connection) -> None:
-    """Run a job in a new process and send messages about it."""
+def _work(connection: Connection) -> None:
+    """Make the runs that arrive, and send messages about them, until the parent process ends this one."""
     import torch
 
     torch.set_num_threads(1)
+    open_data = functools.lru_cache(maxsize=1)(Source.open)
+    with contextlib.suppress(
+        KeyboardInterrupt, BrokenPipeError, EOFError
+    ):  # stopped, or the parent has ended
+        while True:
+            _make(connection.recv(), connection, open_data)
+
+
+def _make(job: Job, connection: Connection, open_data: Callable[[Source], Bags]) -> None:
+    """Run one job and send messages about it."""
     last = 0.0
 
     def report(done: int, note: str = "") -> None:
@@ -197,21 +224,23 @@ def _work(job: Job, connection: Connection) -> None:
             last = time.monotonic()
             connection.send(_Progress(done))
 
+    forget_peak_memory()
     try:
         with forwarded_warnings(lambda text: connection.send(_Notice(text))):
-            run(job, report)
-        connection.send(_End(None))
-    except (KeyboardInterrupt, BrokenPipeError):  # stopped, or the parent process has ended
-        pass
+            run(job, report, open_data)
+    except BrokenPipeError:
+        raise
     except Exception as error:  # reported by the parent process, which goes on with the other jobs
         connection.send(_End(f"{type(error).__name__}: {error}"))
+    else:
+        connection.send(_End(None))
 
 
 def _receive(connection: Connection) -> _Message | None:
     """Return the next message, or None if the process was killed."""
     try:
         message: _Message = connection.recv()
-    except EOFError:
+    except (EOFError, ConnectionResetError):  # the second: with a message not yet read by it
         return None
     return message
 

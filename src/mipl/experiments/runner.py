@@ -6,7 +6,7 @@ import dataclasses
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,9 +100,9 @@ class Outcome(NamedTuple):
     arrays: dict[str, NDArray[Any]]
 
 
-def run(job: Job, report: Report | None = None) -> None:
+def run(job: Job, report: Report | None = None, open_data: Callable[[Source], Bags] = Source.open) -> None:
     """Train and evaluate a job, and write its record."""
-    save_record(job, measure(job, report))
+    save_record(job, measure(job, report, open_data))
 
 
 def save_record(job: Job, outcome: Outcome) -> None:
@@ -110,13 +110,20 @@ def save_record(job: Job, outcome: Outcome) -> None:
     Store(Path(job.store)).put(job.spec, outcome.info, outcome.arrays)
 
 
-def measure(job: Job, report: Report | None = None) -> Outcome:
+def measure(
+    job: Job, report: Report | None = None, open_data: Callable[[Source], Bags] = Source.open
+) -> Outcome:
     """Train and evaluate a job, and return the contents of its record.
+
+    Args:
+        job: the run.
+        report: called after each epoch.
+        open_data: reads the data; a process that makes several runs reads them once.
 
     Raises:
         DataError: if the data or the split have changed since the job was planned.
     """
-    bags = job.source.open()
+    bags = open_data(job.source)
     train, test = _planned_split(bags, job)
     classifier = job.classifier()
     marks: list[tuple[int, float]] = []  # (epochs done, processor time)

@@ -54,6 +54,8 @@ def cdl_loss(
     """
     _check(logits, candidates, weights, gamma)
     log_p = logits.log_softmax(dim=1)
+    if gamma == 0:  # during the warm-up
+        return _disambiguation(log_p, candidates, weights)
     beta = margin(log_p, candidates if margin_classes is None else margin_classes, competitor)
     return (1.0 - beta).clamp(min=1e-12) ** gamma * _disambiguation(log_p, candidates, weights)
 

@@ -17,6 +17,7 @@ from mipl.errors import SettingError, StorageError
 from mipl.files import atomic_file
 from mipl.pseudo_labels import PseudoLabels
 from mipl.training.distributed import ProcessGroup
+from mipl.training.optimizer import Optimizer
 
 FILE = "checkpoint.safetensors"
 History = dict[str, list[float]]  # one value per epoch for each name
@@ -27,7 +28,7 @@ def save_checkpoint(
     spec: Mapping[str, Any],
     epoch: int,
     net: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     table: PseudoLabels,
     histories: Sequence[History],
     group: ProcessGroup,
@@ -58,8 +59,7 @@ def save_checkpoint(
     tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
     if mean is not None:
         tensors |= {f"mean.{name}": value for name, value in mean.state_dict().items()}
-    for i, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{i}.{name}": value for name, value in state.items() if value is not None}
+    tensors |= {f"optimizer.{name}": value for name, value in optimizer.tensors().items()}
     tensors |= {f"memory.{name}": value for name, value in table.memory.items()}
     tensors |= joined
     tensors = {name: value.contiguous() for name, value in tensors.items()}
@@ -87,7 +87,7 @@ def load_checkpoint(
     folder: Path,
     spec: Mapping[str, Any],
     net: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     table: PseudoLabels,
     group: ProcessGroup,
     mean: nn.Module | None = None,
@@ -122,12 +122,8 @@ def load_checkpoint(
         if part is not None:
             stored_part = {name: value for name, value in tensors.items() if name.startswith(prefix)}
             part.load_state_dict({name.removeprefix(prefix): value for name, value in stored_part.items()})
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        if name.startswith("optimizer."):
-            _, i, key = name.split(".", 2)
-            state.setdefault(int(i), {})[key] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    for name, value in optimizer.tensors().items():
+        value.copy_(tensors[f"optimizer.{name}"])
     for name in ("weights", "log_prior"):
         own = tensors[name][group.rank :: group.processes].to(group.device) if name in tensors else None
         setattr(table, name, own)

@@ -7,7 +7,7 @@ anything can be learned, which settings predict best, and how confident networks
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
@@ -18,15 +18,13 @@ from mipl.data.bags import Bags
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.methods.base import METHODS, Method
 from mipl.nn.encoders import FeatureEncoder, Standardize
-from mipl.nn.members import Members, can_be_member, layer_parameters
+from mipl.nn.members import Members, can_be_member, have_one_input
 from mipl.nn.network import BagNetwork
 from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for, seed_for
 from mipl.training.balancing import ambiguity
-from mipl.training.checkpoint import History, load_checkpoint, save_checkpoint
+from mipl.training.checkpoint import History
 from mipl.training.distributed import ProcessGroup
-from mipl.training.epoch import Loop
-from mipl.training.flat import FlatParameters
 from mipl.training.trainer import Training
 
 LEFT_OUT = 2  # members that do not learn from a bag
@@ -88,7 +86,7 @@ def train_members(
     Returns:
         The histories of the networks, and the weights of the bags that each learns from.
     """
-    if len(nets) > 1 and can_be_stacked(training, nets):
+    if len(nets) > 1 and training.group.processes == 1 and training.can_stack(nets):
         histories, table = train_stacked(training, nets, bags, seen, last, initial)
         rows = [torch.from_numpy(np.flatnonzero(own)).to(training.group.device) for own in seen.numpy()]
         return histories, [table.of_member(e, own) for e, own in enumerate(rows)]
@@ -101,7 +99,7 @@ def train_members(
             weighted = dataclasses.replace(own, weights=initial[e].numpy()[rows_of])
         alone = of_member(training, e, len(nets))
         tables.append(alone.table(weighted))
-        histories.append(alone.run(net, own, tables[-1], 1, last))
+        histories += alone.run([net], own, tables[-1], 1, last)
     return histories, tables
 
 
@@ -155,12 +153,10 @@ def initial_weights(training: Training, bags: Bags, seen: Tensor, like: nn.Modul
     carried = None if bags.weights is None else torch.tensor(bags.weights)
     table = method.table(torch.tensor(bags.candidate_sets), carried)
     mean = torch.zeros(len(seen), *table.weights.shape)
-    with torch.no_grad():
-        for batch in BagLoader(bags, training.group.device).in_order():
-            where = batch.index.cpu()
-            for number, net in enumerate(nets):
-                log_p = method.log_proba(net, batch).cpu()
-                mean[number // each][where] += table.update(where, log_p, 0.0)
+    every = torch.arange(len(bags))
+    log_p = member_log_proba(method, nets, bags, training.group.device).to(mean)
+    for number, own in enumerate(log_p):
+        mean[number // each] += table.update(every, own, 0.0)
     root = mean.sqrt()
     return root / root.sum(dim=2, keepdim=True)
 
@@ -173,37 +169,6 @@ def of_member(training: Training, member: int, members: int) -> Training:
     return dataclasses.replace(
         training, seed=seed_for("member", training.seed, member) % 2**32, checkpoint=folder
     )
-
-
-def can_be_stacked(training: Training, nets: Sequence[nn.Module]) -> bool:
-    """Return whether networks can be trained as one computation: known layers, a loss of logits alone."""
-    group = training.group
-    return (
-        training.method.logits_alone
-        and group.processes == 1
-        and group.full_precision
-        and all(map(can_be_member, nets))
-    )
-
-
-class EnsembleLoader:
-    """Batches of bags that all members see, each learning from those that are not left out for it."""
-
-    def __init__(self, bags: Bags, seen: Tensor, device: torch.device | str = "cpu") -> None:
-        self.bags = bags
-        self._seen = seen.to(device)
-        self._loader = BagLoader(bags, device)
-        self._starts = torch.arange(len(seen), device=device)[:, None] * len(bags)  # (members, 1)
-
-    def epoch(self, batch_size: int, rng: np.random.Generator, drop: float = 0.0) -> Iterator[BagBatch]:
-        """Yield every bag once, read once for all: index and candidates (members · b), mask (members, b)."""
-        for batch in self._loader.epoch(batch_size, rng, drop):
-            yield dataclasses.replace(
-                batch,
-                index=(batch.index + self._starts).flatten(),
-                candidates=batch.candidate_sets.repeat(len(self._seen), 1),
-                mask=self._seen[:, batch.index],
-            )
 
 
 def train_stacked(
@@ -219,45 +184,23 @@ def train_stacked(
     Returns:
         The histories of the networks, and the weights of all bags, one member after the other.
     """
-    method, recipe, group, checkpoint = training.method, training.recipe, training.group, training.checkpoint
-    members, device = len(nets), group.device
-    for each in nets:
-        each.to(device)
-    own = cast("Sequence[BagNetwork]", nets)
-    net = Members(own, recipe.background > 0)
+    members, device = len(nets), training.group.device
     if initial is None and bags.weights is not None:
         initial = torch.tensor(bags.weights).expand(members, -1, -1)
-    table = method.table(
+    table = training.method.table(
         torch.tensor(bags.candidate_sets, device=device).repeat(members, 1),
         None if initial is None else initial.to(device).flatten(0, 1),
         members,
     )
-    share_of = {id(p): share for share, parameters in recipe.shares(nets[0]) for p in parameters}
-    stacked = zip(layer_parameters(own[0]), net.stacked, strict=True)
-    parameters = FlatParameters([(share_of[id(p)], [rows]) for p, rows in stacked], members=members)
-    optimizer = recipe.make_optimizer(parameters)
-    spec = {**training.spec(bags), "members": members} if checkpoint else {}
-    done, histories = 0, list[History]()
-    if checkpoint:
-        done, histories = load_checkpoint(checkpoint, spec, net, optimizer, table, group)
-    histories = histories or [History() for _ in nets]
-    loader = EnsembleLoader(bags, seen, device)
-    loop = Loop(
-        method, net, loader, parameters, optimizer, table, recipe, training.seed, group, seen=seen.to(device)
-    )
-    for epoch, values in loop.epochs(done + 1, last):
-        for history, found in zip(histories, values, strict=True):
-            for name, value in found.items():
-                history.setdefault(name, []).append(value)
-        if checkpoint:
-            save_checkpoint(
-                checkpoint, spec, epoch, net, optimizer, table, histories, group, members * len(bags)
-            )
-        training.say(epoch, f"loss {np.mean([found['loss'] for found in values]):.3f}")
-    net.copy_to_networks()
-    for each in nets:
-        each.eval()
-    return histories, table
+    return training.run(nets, bags, table, 1, last, seen=seen), table
+
+
+def predictor(method: Method, nets: Sequence[nn.Module]) -> Callable[[BagBatch], Tensor]:
+    """Return what computes log-probabilities (e, b, k) of a batch by e networks, as one where possible."""
+    if not all(map(can_be_member, nets)) or not have_one_input(nets):
+        return lambda batch: torch.stack([method.log_proba(net, batch) for net in nets])
+    together = Members(cast("Sequence[BagNetwork]", nets), background=False).eval()
+    return lambda batch: method.log_proba(together, batch).view(len(nets), len(batch.sizes), -1)
 
 
 def member_log_proba(method: Method, nets: Sequence[nn.Module], bags: Bags, device: torch.device) -> Tensor:
@@ -265,10 +208,8 @@ def member_log_proba(method: Method, nets: Sequence[nn.Module], bags: Bags, devi
     for net in nets:
         net.eval()
     with torch.no_grad():
-        parts = [
-            torch.stack([method.log_proba(net, batch) for net in nets]).double().cpu()
-            for batch in BagLoader(bags, device).in_order()
-        ]
+        predict = predictor(method, nets)
+        parts = [predict(batch).double().cpu() for batch in BagLoader(bags, device).in_order()]
     return torch.cat(parts, dim=1)
 
 

@@ -16,11 +16,12 @@ from mipl.data.bags import Bags
 from mipl.data.batch import BagBatch
 from mipl.errors import TrainingError
 from mipl.methods.base import Method, StepContext
+from mipl.nn.members import Members
 from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for
 from mipl.training.balancing import ambiguity, balanced_prior
 from mipl.training.distributed import ProcessGroup, randomness
-from mipl.training.flat import FlatParameters
+from mipl.training.optimizer import Optimizer
 from mipl.training.recipe import Recipe
 
 
@@ -40,8 +41,7 @@ class Loop:
     method: Method
     net: nn.Module
     loader: Loader
-    parameters: FlatParameters
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     table: PseudoLabels
     recipe: Recipe
     seed: int
@@ -68,14 +68,12 @@ class Loop:
             warming = epoch <= recipe.warmup_epochs
             guided = warming or self.guided
             lr = self.lr or (recipe.lr if self.method.schedule == "constant" else recipe.lr_at(epoch))
-            for layers in self.optimizer.param_groups:
-                layers["lr"] = layers["share"] * lr
             if not guided:
                 table.release()
             # the first process draws as a single one does, the others draw dropout masks of their own
             own_draws = [self.group.rank] if self.group.rank else []
             with randomness(self.group, "epoch", self.seed, epoch, *own_draws):
-                losses = self._epoch(epoch, prior, strength if guided else None)
+                losses = self._epoch(epoch, lr, prior, strength if guided else None)
             trust = table.estimate_trust(self.group.add, warmup=warming or not recipe.warmup_epochs)
             top = table.weights.max(dim=1).values.view(members, -1).sum(dim=1)
             totals = table.weights.view(members, -1, table.weights.shape[1]).sum(dim=1)  # (members, k)
@@ -98,15 +96,17 @@ class Loop:
                 ],
             )
 
-    def _epoch(self, epoch: int, prior: Tensor, strength: Tensor | None) -> list[float]:
+    def _epoch(self, epoch: int, lr: float, prior: Tensor, strength: Tensor | None) -> list[float]:
         """Train for one epoch and return each member's sum of losses.
 
         Args:
             epoch: t = 1 … T.
+            lr: the learning rate.
             prior: (members, k) class proportions that the weights are balanced towards.
             strength: (members, 1) exponent of the balancing; none: no balancing.
         """
-        method, net, table, recipe, group = self.method, self.net, self.table, self.recipe, self.group
+        method, net, optimizer, table = self.method, self.net, self.optimizer, self.table
+        recipe, group = self.recipe, self.group
         context = StepContext(
             epoch,
             recipe.epochs,
@@ -122,21 +122,25 @@ class Loop:
         shuffle = rng_for("shuffle", self.seed, epoch)
         size = recipe.batch_size or len(self.loader.bags)
         for batch in self.loader.epoch(size, shuffle, recipe.instance_dropout):
-            self.parameters.zero_grad()
+            optimizer.zero_grad()
             loss = torch.zeros(members, device=group.device)
             if len(batch.sizes):  # of several processes one may have no bag in a batch
                 with group.autocast():
                     losses = method.objective(net, batch, table, context)  # (b,)
                 if batch.mask is None:
-                    torch.autograd.backward(losses.sum() / batch.step)
+                    torch.autograd.backward(losses, torch.full_like(losses, 1 / batch.step))
+                    loss = losses.detach().sum(dim=0, keepdim=True)
                 else:  # of each member, the mean over the bags that it learns from
-                    losses = losses.view(members, -1) * batch.mask
-                    torch.autograd.backward((losses / batch.mask.sum(dim=1, keepdim=True).clamp(min=1)).sum())
-                loss = losses.detach().view(members, -1).sum(dim=1)
-            group.add([loss, *self.parameters.gradients])
+                    bags = batch.mask.sum(dim=1, keepdim=True).clamp(min=1)
+                    torch.autograd.backward(losses, (batch.mask / bags).flatten())
+                    loss = (losses.detach().view(members, -1) * batch.mask).sum(dim=1)
+            group.add([loss, *optimizer.gradients])
             if recipe.clip_norm is not None:
-                self.parameters.clip(recipe.clip_norm)
-            self.optimizer.step()
+                if isinstance(net, Members):
+                    net.clip(recipe.clip_norm)
+                else:
+                    nn.utils.clip_grad_norm_(optimizer.parameters, recipe.clip_norm, foreach=True)
+            optimizer.step(lr)
             if len(batch.sizes):
                 method.after_step(net, batch, table, context)
             if strength is not None:

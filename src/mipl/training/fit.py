@@ -86,8 +86,8 @@ def fit_network(
 
     First members are cross-fitted, once for each regularisation: their predictions for left-out bags choose
     the regularisation and the temperature, and show whether anything can be learned. Then
-    ``recipe.ensemble`` networks are trained on all bags: their mean predicts. A recipe with one network, or bags too few to be
-    divided, train that network alone.
+    ``recipe.ensemble`` networks are trained on all bags: their mean predicts. A recipe with one network, or
+    bags too few to be divided, train that network alone.
     """
     if folds_of(bags, recipe.ensemble) == 1:
         recipe = dataclasses.replace(recipe, ensemble=1)

@@ -29,6 +29,7 @@ from mipl.seeding import rng_for, seed_for
 from mipl.training.checkpoint import History, last_epoch
 from mipl.training.crossfit import initial_weights, of_member, train_members
 from mipl.training.distributed import ProcessGroup, randomness
+from mipl.training.optimizer import Optimizer
 from mipl.training.progress import Report
 from mipl.training.recipe import IMAGE_LR
 from mipl.training.trainer import Training
@@ -83,8 +84,8 @@ def train_on_images(training: Training, nets: Sequence[nn.Module], bags: Bags, s
     for e, (net, table, history) in enumerate(zip(nets, tables, histories, strict=True)):
         own = bags[np.flatnonzero(seen[e].numpy())]
         images = dataclasses.replace(of_member(training, e, len(nets)), recipe=half)
-        later = images.run(
-            net, own, table, last + 1, recipe.epochs,
+        (later,) = images.run(
+            [net], own, table, last + 1, recipe.epochs,
             prepare=False, lr=IMAGE_LR, guided=True, averaged_from=averaged_from,
         )  # fmt: skip
         for name, values in later.items():
@@ -172,10 +173,9 @@ def contrast(
     encoder.train()
     width = encoder.linear.out_features
     projection = nn.Linear(width, max(2, width // 2)).to(group.device)
-    optimizer = torch.optim.AdamW([*encoder.parameters(), *projection.parameters()], lr=RATE, fused=True)
+    layers = [*encoder.parameters(), *projection.parameters()]
+    optimizer = Optimizer("adamw", [(1.0, layers)], weight_decay=0.01)
     for step, chosen in enumerate(_draws(len(rows), steps, rng)):
-        for layers in optimizer.param_groups:
-            layers["lr"] = RATE * 0.5 * (1.0 + math.cos(math.pi * step / steps))
         images = loader.read(rows[chosen])
         views = torch.cat([random_views(images), random_views(images)])
         z = F.normalize(projection(encoder(views)), dim=1)  # (2n, ·)
@@ -183,7 +183,7 @@ def contrast(
         other = torch.arange(len(z), device=z.device).roll(len(images))
         optimizer.zero_grad()
         torch.autograd.backward(F.cross_entropy(similarity, other))
-        optimizer.step()
+        optimizer.step(RATE * 0.5 * (1.0 + math.cos(math.pi * step / steps)))
         if report and group.rank == 0:
             report(0, f"images, step {step + 1} of {steps}")
     with torch.no_grad():  # processes on different devices may differ in the last digits

@@ -6,13 +6,13 @@ import dataclasses
 import math
 from typing import Literal
 
-import torch
 from torch import nn
 
 from mipl.errors import SettingError, suggest
 from mipl.nn.encoders import FeatureEncoder, Standardize
+from mipl.nn.members import Members
 from mipl.registry import Settings, setting
-from mipl.training.flat import FlatParameters
+from mipl.training.optimizer import Optimizer
 
 # Part of the identity of a run. A change of defaults or of the training procedure is a new version, and
 # earlier runs are no longer current. 1 stands for every run that was recorded without a version.
@@ -92,16 +92,12 @@ class Recipe(Settings):
         """Return the recipe with settings that have no effect at their idle value, which runs do not name."""
         return dataclasses.replace(self, pretrain=0) if vectors else self
 
-    def make_optimizer(self, parameters: FlatParameters) -> torch.optim.Optimizer:
-        """Return the optimiser; every group of parameters has its ``share`` of the learning rate."""
-        groups = parameters.groups
-        if self.optimizer == "adamw":  # fused: all parameters in one call
-            # eps above the default: MAM's scores have hardly any gradient while τ is high, and steps of full
-            # size along its noise can leave their gates saturated for good.
-            return torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.decay, eps=1e-6, fused=True)
-        return torch.optim.SGD(
-            groups, lr=self.lr, momentum=0.9, nesterov=True, weight_decay=self.decay, fused=True
-        )
+    def make_optimizer(self, net: nn.Module, *, even: bool = False) -> Optimizer:
+        """Return the optimiser; ``even``: with the whole learning rate for every layer."""
+        # eps above AdamW's default: MAM's scores have hardly any gradient while τ is high, and steps of full
+        # size along its noise can leave their gates saturated for good.
+        shares = [(1.0, list(net.parameters()))] if even else self.shares(net)
+        return Optimizer(self.optimizer, shares, self.decay, eps=1e-6)
 
     def shares(self, net: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
         """Return (factor on the learning rate, parameters), in the order of the network.
@@ -114,6 +110,7 @@ class Recipe(Settings):
         """
         if (
             self.optimizer != "adamw"
+            or isinstance(net, Members)
             or isinstance(getattr(net, "scaling", None), Standardize)
             or isinstance(getattr(net, "encoder", None), FeatureEncoder)
         ):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from mipl.data.bags import Bags
+from mipl.data.batch import BagLoader
 from mipl.nn.encoders import Standardize
 
 
@@ -32,3 +35,21 @@ def fit_scaling(scaling: Standardize, bags: Bags) -> None:
     varies = std > (1e-7 * (mean + shift).abs()).clamp(min=torch.finfo(torch.float32).tiny)
     scaling.mean.copy_(mean + shift)
     scaling.std.copy_(torch.where(varies, std, torch.ones_like(std)))
+
+
+def scaled_once(bags: Bags, scaling: nn.Module, device: torch.device | str) -> Bags | None:
+    """Return bags over scaled instances, so that no step has to scale; None if they are not in memory."""
+    if type(bags.source) is not np.ndarray:
+        return None
+    rows, loader = bags.rows(), BagLoader(bags, device)
+    parts = np.split(rows, np.arange(8192, len(rows), 8192))
+    with torch.no_grad():
+        source = np.concatenate([scaling(loader.read(part)).cpu().numpy() for part in parts])
+    return dataclasses.replace(
+        bags,
+        source=source,
+        starts=bags.offsets[:-1],
+        instance_labels=None,
+        coordinates=None,
+        feature_names=None,
+    )

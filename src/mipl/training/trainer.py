@@ -1,26 +1,30 @@
-"""Training of one network, with checkpoints that resume bit for bit."""
+"""Training of one network, or of several as one, with checkpoints that resume bit for bit."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from mipl.data.bags import Bags
-from mipl.data.batch import BagLoader
+from mipl.data.batch import BagLoader, EnsembleLoader
 from mipl.errors import SettingError
 from mipl.methods.base import Method
+from mipl.nn.members import Members, can_be_member
+from mipl.nn.network import BagNetwork
 from mipl.pseudo_labels import PseudoLabels
 from mipl.training.checkpoint import History, load_checkpoint, save_checkpoint
 from mipl.training.distributed import ProcessGroup, randomness
 from mipl.training.epoch import Loop
-from mipl.training.flat import FlatParameters
 from mipl.training.progress import Report
 from mipl.training.recipe import RECIPE_VERSION, Recipe
+from mipl.training.scaling import scaled_once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Training:
             "recipe_version": RECIPE_VERSION,
             "seed": self.seed,
             "data": bags.digest(),
+            "layout": 2,  # of the checkpoint's tensors
         }
 
     def say(self, epoch: int, note: str) -> None:
@@ -60,72 +65,89 @@ class Training:
         initial = None if bags.weights is None else loader.local_rows(bags.weights)
         return self.method.table(loader.local_rows(bags.candidate_sets), initial)
 
+    def can_stack(self, nets: Sequence[nn.Module]) -> bool:
+        """Return whether networks can be trained as one: known layers, and a loss of logits alone."""
+        return self.method.logits_alone and self.group.full_precision and all(map(can_be_member, nets))
+
     def run(
         self,
-        net: nn.Module,
+        nets: Sequence[nn.Module],
         bags: Bags,
         table: PseudoLabels,
         first: int,
         last: int,
         *,
+        seen: Tensor | None = None,
         prepare: bool = True,
         lr: float | None = None,
         guided: bool = False,
         averaged_from: int | None = None,
-    ) -> History:
-        """Train ``net`` in place from epoch ``first`` to ``last``, or resume from the checkpoint.
+    ) -> list[History]:
+        """Train ``nets`` in place from epoch ``first`` to ``last``, or resume from the checkpoint.
 
         Every epoch has a seed of its own, so that a training resumed after any epoch gives the same bits as
         one that was not interrupted.
 
         Args:
-            net: the network.
+            nets: the network, or e networks of one shape for which :meth:`can_stack` holds.
             bags: m bags with candidate sets.
-            table: the weights of this process's bags.
+            table: the weights of this process's bags; of several networks one after the other.
             first: the first epoch.
             last: the last epoch.
+            seen: (e, m) 1 where one of several networks learns from a bag; none: one network, all bags.
             prepare: let the method set up network and table first; false: they were trained before.
             lr: a constant learning rate in place of the recipe's schedule.
             guided: balance classes and use initial weights as a prior after the warm-up too.
             averaged_from: the first epoch of weight averaging (SWA); none: no averaging.
 
         Returns:
-            The history: one value per epoch for each name.
+            The histories of the networks: one value per epoch for each name.
         """
         method, group, recipe = self.method, self.group, self.recipe
         if group.processes > 1 and not method.shared:
             raise SettingError("This method trains in one process only: leave devices at 1.")
-        net.to(group.device)
-        parameters = FlatParameters([(1.0, list(net.parameters()))] if lr else recipe.shares(net))
-        optimizer = recipe.make_optimizer(parameters)
-        mean = None if averaged_from is None else AveragedModel(net)
-        done, history = first - 1, History()
-        if prepare:
+        for each in nets:
+            each.to(group.device)
+        if prepare and seen is None:
             with randomness(group, "prepare", self.seed):
-                method.prepare(net, self.loader(bags), table, self.seed)
-        spec = self.spec(bags) if self.checkpoint else {}
+                method.prepare(nets[0], self.loader(bags), table, self.seed)
+        net, instances = nets[0], bags
+        if self.can_stack(nets):
+            net = Members(cast("Sequence[BagNetwork]", nets), recipe.background > 0)
+            if (scaled := scaled_once(bags, net.scaling, group.device)) is not None:
+                net.scaling, instances = nn.Identity(), scaled
+        loader = self.loader(instances) if seen is None else EnsembleLoader(instances, seen, group.device)
+        optimizer = recipe.make_optimizer(net, even=lr is not None)
+        mean = None if averaged_from is None else AveragedModel(net)
+        done, histories = first - 1, [History() for _ in nets]
+        spec = self.spec(bags) | ({} if seen is None else {"members": len(nets)}) if self.checkpoint else {}
         if self.checkpoint:
-            stored, histories = load_checkpoint(self.checkpoint, spec, net, optimizer, table, group, mean)
-            done, history = (stored, histories[0]) if histories else (done, history)
+            stored, found = load_checkpoint(self.checkpoint, spec, net, optimizer, table, group, mean)
+            done, histories = (stored, found) if found else (done, histories)
         loop = Loop(
-            method, net, self.loader(bags), parameters, optimizer, table, recipe, self.seed, group,
-            lr=lr, guided=guided,
+            method, net, loader, optimizer, table, recipe, self.seed, group,
+            None if seen is None else seen.to(group.device), lr, guided,
         )  # fmt: skip
-        for epoch, (values,) in loop.epochs(done + 1, last):
-            for name, value in values.items():
-                history.setdefault(name, []).append(value)
+        for epoch, values in loop.epochs(done + 1, last):
+            for history, of_epoch in zip(histories, values, strict=True):
+                for name, value in of_epoch.items():
+                    history.setdefault(name, []).append(value)
             if mean is not None and averaged_from is not None and epoch >= averaged_from:
                 mean.update_parameters(net)
             if self.checkpoint:
                 save_checkpoint(
-                    self.checkpoint, spec, epoch, net, optimizer, table, [history], group, len(bags), mean
-                )
-            self.say(epoch, f"loss {values['loss']:.3f}")
-        parameters.release()
+                    self.checkpoint, spec, epoch, net, optimizer, table, histories, group,
+                    len(nets) * len(bags), mean,
+                )  # fmt: skip
+            self.say(epoch, f"loss {np.mean([of_epoch['loss'] for of_epoch in values]):.3f}")
         if mean is not None:
             net.load_state_dict(mean.module.state_dict())
-        net.eval()
-        return history
+        if isinstance(net, Members):
+            net.copy_to_networks()
+        for each in nets:
+            each.zero_grad()
+            each.eval()
+        return histories
 
     def finish(self, net: nn.Module, bags: Bags) -> None:
         """Store in ``net`` what prediction needs of the training bags."""
@@ -146,6 +168,6 @@ def train(
 ) -> History:
     """Train one network in place, all layers from the first epoch, and return its history."""
     training = Training(method, recipe, seed, group or ProcessGroup(), checkpoint, report)
-    history = training.run(net, bags, training.table(bags), 1, recipe.epochs)
+    (history,) = training.run([net], bags, training.table(bags), 1, recipe.epochs)
     training.finish(net, bags)
     return history
