@@ -1,5 +1,7 @@
 """Several networks as one computation: values and gradients are those of each network on its own."""
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from mipl.methods import METHODS
 from mipl.nn.attention import GatedScore, make_attention
 from mipl.nn.encoders import Standardize, make_encoder
 from mipl.nn.heads import make_head
-from mipl.nn.members import BAGS, ROWS, Members, can_be_member, have_one_input
+from mipl.nn.members import Members, can_be_member, for_prediction, have_one_input
 from mipl.nn.network import BACKGROUND_LEVEL, BagNetwork, is_background
 
 D = 5
@@ -44,18 +46,20 @@ def networks(count, attention="sam", head="linear", dropout=0.0, width=16, k=4):
     head=st.sampled_from(["linear", "sigmoid"]),
     count=st.integers(1, 3),
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4)
-    | st.lists(st.integers(1, 4), min_size=BAGS + 1, max_size=2 * BAGS + 2)
-    | st.just([ROWS + 5, 3, 2]),
+    | st.lists(st.integers(1, 4), min_size=9, max_size=18),
+    in_parts=st.booleans(),
     used=st.sets(st.sampled_from(["logits", "background_kl"]), min_size=1),
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=80)
-def test_values_and_gradients_are_those_of_every_network(attention, head, count, sizes, used, seed):
+def test_values_and_gradients_are_those_of_every_network(attention, head, count, sizes, in_parts, used, seed):
     torch.manual_seed(seed)
     nets = networks(count, attention, head)
     members = Members(nets)
     x, sizes, b = torch.randn(sum(sizes), D), torch.tensor(sizes), len(sizes)
-    output = members(x, sizes)
+    small = {"BAGS": 1, "ROWS": 40} if in_parts else {"BAGS": 64}
+    with mock.patch.multiple("mipl.nn.members", **small):
+        output = members(x, sizes)
     stacked = {**output._asdict(), "background_kl": members.background_kl(output, sizes)}
     together, apart = [], []
     for e, net in enumerate(nets):
@@ -194,3 +198,21 @@ def test_networks_that_scale_differently_have_no_input_in_common():
     assert not have_one_input([*first, *second])
     first[1].attention.set_epoch(9)
     assert not have_one_input(first)
+
+
+def test_networks_that_have_changed_are_stacked_again():
+    torch.manual_seed(0)
+    nets = [net.eval() for net in networks(2)]
+    x, sizes = torch.randn(12, D), torch.tensor([5, 7])
+    with torch.no_grad():
+        for change in (
+            lambda: None,
+            lambda: nets[1].head.bias.add_(1.0),
+            lambda: nets[0].scaling.mean.zero_(),
+        ):
+            change()
+            wanted = torch.cat([net(x, sizes).logits for net in nets])
+            torch.testing.assert_close(for_prediction(nets)(x, sizes).logits, wanted, atol=1e-5, rtol=1e-4)
+    first, second = for_prediction(nets), for_prediction(nets)
+    assert first.flat is second.flat
+    assert first._buffers is not second._buffers

@@ -13,9 +13,12 @@ matrix, such as the two gates, are contiguous.
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +28,8 @@ from mipl.nn.encoders import Dropout, FeatureEncoder, Standardize
 from mipl.nn.heads import SigmoidHead
 from mipl.nn.network import BagNetwork, ChunkedInstances, Output, is_background, kl_from_uniform
 
-BAGS, ROWS = 16, 1024  # at once: the dense matrix A and what is computed of rows stay small
+VIEWS = 512  # numbers of instances whose views are kept
+BAGS, ROWS = 64, 8192  # of all members that are computed at once
 
 
 def can_be_member(net: nn.Module) -> bool:
@@ -42,9 +46,9 @@ def can_be_member(net: nn.Module) -> bool:
     )
 
 
-def have_one_input(nets: Sequence[nn.Module]) -> bool:
+def have_one_input(nets: Sequence[BagNetwork]) -> bool:
     """Return whether the scaling of networks, and the temperature of their attention, are the same."""
-    first, *others = ({**net.scaling.state_dict(), **net.attention.state_dict()} for net in nets)  # type: ignore[union-attr]
+    first, *others = ({**net.scaling.state_dict(), **net.attention.state_dict()} for net in nets)
     return all(
         first.keys() == own.keys() and all(torch.equal(first[name], own[name]) for name in first)
         for own in others
@@ -72,7 +76,8 @@ class Members(nn.Module):
         self.attention = nets[0].attention
         self.dropout = nets[0].encoder[2]  # type: ignore[index]
         self.sigmoid = isinstance(nets[0].head, SigmoidHead)
-        self._buffers_of: dict[tuple[str, int], Tensor] = {}
+        self._buffers: dict[tuple[str, int], Tensor] = {}
+        self._memory: dict[tuple[int, int, int], _Memory] = {}
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """Return the matrices (e, ·, ·) that are parts of a vector like ``flat``."""
@@ -88,13 +93,13 @@ class Members(nn.Module):
             return self._forward_chunked(instances, sizes)
         assert isinstance(self.dropout, Dropout)
         # one dropout mask for all networks: their units are unrelated anyway
-        mask, factor = self.dropout.mask(instances, (len(instances), self.matrices[0].shape[1]))
+        mask, factor = self.dropout.mask(instances, (instances.shape[0], self.matrices[0].shape[1]))
         parts = [
             _Forward.apply(  # type: ignore[no-untyped-call]
                 self.flat, self, self.scaling(instances[rows]), sizes[bags],
                 None if mask is None else mask[rows], factor, number if torch.is_grad_enabled() else 0,
             )
-            for number, (bags, rows) in enumerate(_parts(sizes))
+            for number, (bags, rows) in enumerate(_parts(sizes, self.matrices[0].shape[0]))
         ]  # fmt: skip
         logits, background, z, weights, scores = (
             part[0] if len(parts) == 1 else torch.cat(part, dim=1) for part in zip(*parts, strict=True)
@@ -109,43 +114,36 @@ class Members(nn.Module):
 
     def _forward_chunked(self, instances: ChunkedInstances, sizes: Tensor) -> Output:
         """Compute the same with one chunk in memory: first all scores, which the softmax of a bag needs."""
-        chunks = instances.parts(BagNetwork.CHUNK)
-        scores = torch.cat([self.score(self.encode(self.scaling(x))[1])[-1] for x in chunks], dim=1)
+        encoded = (self.encode(self.scaling(x), 0) for x in instances.parts(BagNetwork.CHUNK))
+        scores = torch.cat([self.score(memory) for memory in encoded], dim=1)
         A, *_ = _attend(self.attention, scores, sizes)  # (e, b, N)
         z = A.new_zeros(())
         parts = torch.split(A, BagNetwork.CHUNK, dim=2)
         for x, part in zip(instances.parts(BagNetwork.CHUNK), parts, strict=True):
-            z = z + part @ self.encode(self.scaling(x))[1]
+            z = z + part @ self.encode(self.scaling(x), 0).h
         return Output(self.classify(z).flatten(0, 1), z.flatten(0, 1), A.sum(dim=1), scores)
 
     def encode(
-        self, x: Tensor, mask: Tensor | None = None, factor: float = 1.0, part: int = 0
-    ) -> tuple[Tensor, Tensor]:
-        """Return scaled instances with a column of ones (n, d + 1), times ``factor``, and H (e, n, L)."""
-        W1 = self.matrices[0]
-        e, (n, d) = len(W1), x.shape
+        self, x: Tensor, bags: int, mask: Tensor | None = None, factor: float = 1.0, part: int = 0
+    ) -> _Memory:
+        """Compute H (e, n, L) of scaled instances (n, d) in the memory that is returned."""
+        memory = self.memory(part, x.shape[0], bags)
         # the scale factor of dropout is applied to rows and bias, because it commutes with ReLU
-        rows = self.buffer("rows", part, n, d + 1)
-        torch.mul(x, factor, out=rows[:, :d])
-        rows[:, d] = factor
-        h = self.buffer("h", part, e, n, W1.shape[1])
-        torch.bmm(rows.expand(e, -1, -1), W1.mT, out=h).relu_()
+        torch.mul(x, factor, out=memory.x)
+        memory.one.fill_(factor)
+        torch.bmm(memory.rows, self.matrices[0].mT, out=memory.h).relu_()
         if mask is not None:
-            h *= mask.to(h.dtype)
-        return rows, h
+            memory.h.mul_(mask.to(x.dtype))
+        return memory
 
-    def score(self, h: Tensor, part: int = 0) -> tuple[Tensor, ...]:
-        """Return gates t and s (e, k, n), t s with a row of ones, the hidden layer, and ξ (e, n) of Eq. 7."""
+    def score(self, memory: _Memory) -> Tensor:
+        """Return ξ (e, n), Eq. 7; gates and hidden layer are in the memory."""
         _, Wg, bg, W2, w3, b3, *_ = self.matrices
-        e, n, gates = len(h), h.shape[1], Wg.shape[1]
-        k = gates // 2
-        gated = torch.baddbmm(bg, Wg, h.mT, out=self.buffer("gates", part, e, gates, n))
-        t, s = gated[:, :k].tanh_(), gated[:, k:].sigmoid_()
-        u = self.buffer("u", part, e, k + 1, n)
-        torch.mul(t, s, out=u[:, :k])
-        u[:, k] = 1.0  # for the bias
-        v = torch.bmm(W2, u, out=self.buffer("v", part, e, W2.shape[1], n)).relu_()
-        return t, s, u, v, torch.baddbmm(b3, w3, v).squeeze(1)
+        torch.baddbmm(bg, Wg, memory.hT, out=memory.gates)
+        torch.mul(memory.t.tanh_(), memory.s.sigmoid_(), out=memory.product)
+        memory.bias.fill_(1.0)
+        torch.bmm(W2, memory.u, out=memory.v).relu_()
+        return torch.baddbmm(b3, w3, memory.v).squeeze(1)
 
     def classify(self, z: Tensor) -> Tensor:
         """Return the logits (e, ·, k) of bag features (e, ·, L)."""
@@ -155,10 +153,21 @@ class Members(nn.Module):
 
     def buffer(self, name: str, part: int, *shape: int) -> Tensor:
         """Return memory for a tensor of a shape, overwritten when the next step asks for it again."""
-        size, own = math.prod(shape), self._buffers_of.get((name, part))
-        if own is None or len(own) < size:
-            own = self._buffers_of[name, part] = self.flat.new_empty(size + size // 8)
+        size, own = math.prod(shape), self._buffers.get((name, part))
+        if own is None or own.shape[0] < size:
+            own = self._buffers[name, part] = self.flat.detach().new_empty(size + size // 8)
+            self._memory.clear()
         return own[:size].view(shape)
+
+    def memory(self, part: int, n: int, bags: int) -> _Memory:
+        """Return the memory of a step on n instances: most steps have the views of an earlier one."""
+        known = self._memory.get((part, n, bags))
+        if known is None:
+            if len(self._memory) > VIEWS:
+                self._memory.clear()
+            made = _Memory(self, part, n, bags)  # may clear what is known
+            known = self._memory[part, n, bags] = made
+        return known
 
     def background_kl(self, output: Output, sizes: Tensor) -> Tensor:
         """Return KL(uniform ‖ prediction) (e·b,) for the mean feature of each bag's background instances."""
@@ -185,6 +194,50 @@ class Members(nn.Module):
                 net.attention.load_state_dict(self.attention.state_dict())
 
 
+class _Memory:
+    """What a step on n instances of b bags writes: views of the buffers of a part.
+
+    A view takes as long as a small operation, and a step has thirty. Those of the backward pass are made when
+    there is one.
+    """
+
+    def __init__(self, net: Members, part: int, n: int, b: int) -> None:
+        W1, Wg, _, W2, *_ = net.matrices
+        (e, L, columns), gates, hidden = W1.shape, Wg.shape[1], W2.shape[1]
+        k, q = gates // 2, (2 if net.background else 1) * b
+        self._net, self._part, self._bags = net, part, q
+        rows = net.buffer("rows", part, n, columns)
+        self.x, self.one, self.rows = rows[:, :-1], rows[:, -1], rows.expand(e, -1, -1)  # instances, 1 for b1
+        self.h = net.buffer("h", part, e, n, L)
+        self.hT = self.h.mT
+        self.gates = net.buffer("gates", part, e, gates, n)
+        self.t, self.s = self.gates[:, :k], self.gates[:, k:]
+        self.u = net.buffer("u", part, e, k + 1, n)
+        self.product, self.bias = self.u[:, :k], self.u[:, k]  # t s, and 1 for b2
+        self.v = net.buffer("v", part, e, hidden, n)
+        # rows of P are weights of instances: first the attention A, then the means over the background;
+        # the gradient of the gates follows, since both are multiplied in one product
+        self.factors = net.buffer("factors", part, e, q + gates, n)
+        self.P, self.A, self.means = self.factors[:, :q], self.factors[:, :b], self.factors[:, b:q]
+
+    @functools.cached_property
+    def of_gates(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient of the gates (e, 2k, n), and its halves."""
+        g, k = self.factors[:, self._bags :], self.t.shape[1]
+        return g, g[:, :k], g[:, k:]
+
+    @functools.cached_property
+    def transposed(self) -> tuple[Tensor, Tensor]:
+        """The hidden layer of the score (e, n, ·), and P with the gradient of the gates (e, n, ·)."""
+        return self.v.mT, self.factors.mT
+
+    @functools.cached_property
+    def gradient(self) -> tuple[Tensor, list[Tensor]]:
+        """The gradient of the parameters as one vector, and as matrices."""
+        vector = self._net.buffer("gradient", self._part, self._net.flat.shape[0])
+        return vector, self._net.views(vector)
+
+
 def _layers(net: BagNetwork) -> list[nn.Parameter]:
     """Return weights and biases of the linear layers: encoder, gates, score (two layers), head."""
     modules = (net.encoder[0], net.score.gates, net.score.score[0], net.score.score[2], net.head)  # type: ignore[index]
@@ -204,6 +257,35 @@ def _unpacked(matrices: Sequence[Tensor]) -> list[Tensor]:
     return [W1[..., :-1], W1[..., -1:], Wg, bg, W2[..., :-1], W2[..., -1:], w3, b3, Wh, bh]
 
 
+# by the first network: what its parameters were, themselves (so that no id is given again), and all as one
+_Stacked = tuple[list[tuple[int, ...]], list[Tensor], Members]
+_STACKED: weakref.WeakKeyDictionary[nn.Module, _Stacked] = weakref.WeakKeyDictionary()
+
+
+def for_prediction(nets: Sequence[nn.Module]) -> Members | None:
+    """Return networks as one for prediction, or None where they cannot be.
+
+    Stacking the parameters takes longer than the prediction of a small bag: they are kept until a parameter
+    changes. Every call has buffers of its own, so that threads can predict at once.
+    """
+    if not all(map(can_be_member, nets)):
+        return None
+    own = cast("Sequence[BagNetwork]", nets)
+    tensors = [t for net in own for t in (*_layers(net), *net.scaling.buffers(), *net.attention.buffers())]
+    state = [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+    known, _, members = _STACKED.get(own[0], (None, None, None))
+    if members is None or known != state:
+        if not have_one_input(own):
+            return None
+        with torch.inference_mode(False), torch.no_grad():
+            members = Members(own, background=False).eval()
+        members._nets = []  # no reference to the key
+        _STACKED[own[0]] = state, tensors, members
+    alone = copy.copy(members)
+    alone._buffers, alone._memory = {}, {}
+    return alone
+
+
 class _Forward(torch.autograd.Function):
     """Logits (e, b, k), background logits (e, b, k), z (e, b, L), a (e, n) and ξ (e, n)."""
 
@@ -218,24 +300,20 @@ class _Forward(torch.autograd.Function):
         factor: float,
         part: int,
     ) -> tuple[Tensor, ...]:
-        rows, h = net.encode(x, mask, factor, part)
-        t, s, u, v, scores = net.score(h, part)
+        b = sizes.shape[0]
+        memory = net.encode(x, b, mask, factor, part)
+        scores = net.score(memory)
         A, slope, in_bag, means = _attend(net.attention, scores, sizes)
-        # rows of P are weights of instances: first the attention A, then the means over the background;
-        # the gradient of the gates follows, since both are multiplied in one product
-        b, q = len(sizes), (2 if net.background else 1) * len(sizes)
-        factors = net.buffer("factors", part, len(h), q + 2 * t.shape[1], len(x))
-        P = factors[:, :q]
-        P[:, :b] = A
+        memory.A.copy_(A)
         if net.background:
             ignored = (in_bag & is_background(A, sizes[:, None])).to(A.dtype)
             count = ignored.sum(dim=2, keepdim=True)  # (e, b, 1)
-            torch.div(ignored, count.clamp(min=1), out=P[:, b:])
-            ctx.has_background = count.clamp(max=1)
-        z = P @ h  # Eq. 13
-        values = net.classify(z)  # (e, q, k)
+            torch.div(ignored, count.clamp(min=1), out=memory.means)
+            ctx.has_background = count.clamp_(max=1)
+        z = torch.bmm(memory.P, memory.h)  # Eq. 13
+        values = net.classify(z)  # (e, b or 2b, k)
         background = values[:, b:] * ctx.has_background if net.background else values[:, b:]
-        ctx.net, ctx.kept = net, (rows, h, t, s, u, v, A, factors, z, slope, means)
+        ctx.net, ctx.kept = net, (memory, A, z, slope, means)
         ctx.values = values if net.sigmoid else None
         ctx.set_materialize_grads(False)
         weights, z = A.sum(dim=1), z[:, :b]
@@ -245,58 +323,59 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         net: Members = ctx.net
-        rows, h, t, s, u, v, A, factors, z, slope, means = ctx.kept
+        memory, A, z, slope, means = ctx.kept
         _, Wg, _, W2, w3, _, Wh, _ = net.matrices
-        (e, n, L), b, k = h.shape, A.shape[1], t.shape[1]
-        q = factors.shape[1] - 2 * k
-        gg = factors[:, q:]
-        grad_logits, grad_background = grads[:2]
-        gy = z.new_zeros(e, q, k)
-        if grad_logits is not None:
-            gy[:, :b] = grad_logits
-        if grad_background is not None and net.background:
-            torch.mul(grad_background, ctx.has_background, out=gy[:, b:])
+        gradient, (dW1, dWg, dbg, dW2, dw3, db3, dWh, dbh) = memory.gradient
+        (gg, gt, gs), (vT, factorsT) = memory.of_gates, memory.transposed
+        h, t, s, v, product = memory.h, memory.t, memory.s, memory.v, memory.product
+        b, k, w3T = A.shape[1], t.shape[1], w3.mT
+        of_logits, of_background = grads[:2]
+        gy = z.new_zeros(z.shape[0], b, k) if of_logits is None else of_logits
+        if net.background:
+            of_background = torch.zeros_like(gy) if of_background is None else of_background
+            gy = torch.cat([gy, of_background * ctx.has_background], dim=1)
         if ctx.values is not None:
-            gy *= ctx.values * (1 - ctx.values)
-        gz = gy @ Wh  # (e, q, L)
-        gA = gz[:, :b] @ h.mT  # (e, b, n)
+            gy = gy * ctx.values * (1 - ctx.values)
+        gz = torch.bmm(gy, Wh)  # (e, b or 2b, L)
+        gA = torch.bmm(gz[:, :b], memory.hT)  # (e, b, n)
         g = torch.ops.aten._softmax_backward_data(gA, A, 2, A.dtype).sum(dim=1) * slope  # (e, n)
         if means is not None:
             g = _centre(g, *means)
-        gradient = torch.empty_like(net.flat)
-        dW1, dWg, dbg, dW2, dw3, db3, dWh, dbh = net.views(gradient)
         g = g[:, None]  # (e, 1, n)
-        torch.bmm(g, v.mT, out=dw3)
+        torch.bmm(g, vT, out=dw3)
         torch.sum(g, dim=2, keepdim=True, out=db3)
         # the gradient of the hidden layer is w3 gᵀ where v > 0: its products follow without it
-        active, outer = v.sign_(), w3.mT * W2
-        torch.bmm(active, (u * g).mT, out=dW2)
-        dW2 *= w3.mT
-        gu = (outer[..., :k].mT @ active).mul_(g)  # (e, k, n)
-        u = u[:, :k]
-        torch.addcmul(s, u, t, value=-1, out=gg[:, :k]).mul_(gu)  # s (1 − t²)
-        torch.addcmul(u, u, s, value=-1, out=gg[:, k:]).mul_(gu)  # t s (1 − s)
+        active = v.sign_()
+        torch.bmm(active, (memory.u * g).mT, out=dW2).mul_(w3T)
+        gu = torch.bmm((W2[..., :k] * w3T).mT, active).mul_(g)  # (e, k, n)
+        torch.addcmul(s, product, t, value=-1, out=gt).mul_(gu)  # s (1 − t²)
+        torch.addcmul(product, product, s, value=-1, out=gs).mul_(gu)  # t s (1 − s)
         torch.bmm(gg, h, out=dWg)
         torch.sum(gg, dim=2, keepdim=True, out=dbg)
-        gh = net.buffer("gh", 0, e, n, L)
-        torch.bmm(factors.mT, torch.cat([gz, Wg], dim=1), out=gh)
+        gh = net.buffer("gh", 0, *h.shape)
+        torch.bmm(factorsT, torch.cat([gz, Wg], dim=1), out=gh)
         # dropped units are 0 in h, like those that ReLU set to 0
         torch.ops.aten.threshold_backward.grad_input(gh, h, 0, grad_input=gh)
-        torch.bmm(gh.mT, rows.expand(e, -1, -1), out=dW1)
+        torch.bmm(gh.mT, memory.rows, out=dW1)
         torch.bmm(gy.mT, z, out=dWh)
         torch.sum(gy, dim=1, keepdim=True, out=dbh)
         return gradient, None, None, None, None, None, None
 
 
-def _parts(sizes: Tensor) -> list[tuple[slice, slice]]:
-    """Return which bags, and which of their instances, are computed at once: with ``ROWS`` or ``BAGS``."""
+def _parts(sizes: Tensor, members: int) -> list[tuple[slice, slice]]:
+    """Return which bags, and which of their instances, are computed at once.
+
+    What is computed of few instances stays in the processor's cache, and the dense A of few bags is small;
+    with many of either, operations are few.
+    """
+    most_bags, enough = max(8, BAGS // members), max(1, ROWS // members)
     lengths = sizes.tolist()
-    if len(lengths) <= BAGS and sum(lengths) <= ROWS:
+    if len(lengths) <= most_bags and sum(lengths) <= enough:
         return [(slice(None), slice(None))]
     parts, bag, row, end = [], 0, 0, 0
     for i, length in enumerate(lengths):
         end += length
-        if end - row >= ROWS or i + 1 - bag >= BAGS or i + 1 == len(lengths):
+        if end - row >= enough or i + 1 - bag >= most_bags or i + 1 == len(lengths):
             parts.append((slice(bag, i + 1), slice(row, end)))
             bag, row = i + 1, end
     return parts
@@ -333,9 +412,8 @@ def _attend(
 
 def _bag_masks(sizes: Tensor, n: int) -> Tensor:
     """Return for each bag a mask of its instances among n: (b, n) bool."""
-    ends = sizes.cumsum(dim=0)[:, None]
-    position = torch.arange(n, device=sizes.device)
-    return (position < ends) & (position >= ends - sizes[:, None])
+    bag = torch.repeat_interleave(sizes, output_size=n)
+    return bag == torch.arange(sizes.shape[0], device=sizes.device)[:, None]
 
 
 def _centre(scores: Tensor, bags: Tensor, sizes: Tensor) -> Tensor:

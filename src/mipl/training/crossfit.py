@@ -18,7 +18,7 @@ from mipl.data.bags import Bags
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.methods.base import METHODS, Method
 from mipl.nn.encoders import FeatureEncoder, Standardize
-from mipl.nn.members import Members, can_be_member, have_one_input
+from mipl.nn.members import can_be_member, for_prediction
 from mipl.nn.network import BagNetwork
 from mipl.pseudo_labels import PseudoLabels
 from mipl.seeding import rng_for, seed_for
@@ -197,9 +197,9 @@ def train_stacked(
 
 def predictor(method: Method, nets: Sequence[nn.Module]) -> Callable[[BagBatch], Tensor]:
     """Return what computes log-probabilities (e, b, k) of a batch by e networks, as one where possible."""
-    if not all(map(can_be_member, nets)) or not have_one_input(nets):
+    together = for_prediction(nets)
+    if together is None:
         return lambda batch: torch.stack([method.log_proba(net, batch) for net in nets])
-    together = Members(cast("Sequence[BagNetwork]", nets), background=False).eval()
     return lambda batch: method.log_proba(together, batch).view(len(nets), len(batch.sizes), -1)
 
 
