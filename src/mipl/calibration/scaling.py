@@ -21,6 +21,7 @@ from mipl.errors import DataError, SettingError, suggest
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+Evidence = Bools | Floats  # (m, k): sets, or log P(what annotators said of a bag | class)
 KINDS = ("temperature", "vector")
 FLOOR = -700.0  # a probability of 0 has no logarithm; below this exp is 0 in any case
 ENSEMBLE_RANGE = (0.25, 16.0)  # of T: beyond it, the members themselves are wrong
@@ -69,9 +70,17 @@ def log_sum(scores: Floats) -> Floats:
     return np.asarray(top + np.log(np.exp(scores - top[:, None]).sum(axis=1)))
 
 
-def set_loss(scores: Floats, sets: Bools) -> Floats:
-    """Return −log Σ_S p (m,), where p is the softmax of the scores (m, k) and S a row of sets (m, k)."""
-    return log_sum(scores) - log_sum(np.where(sets, scores, -np.inf))
+def set_loss(scores: Floats, sets: Evidence) -> Floats:
+    """Return −log Σ_S p (m,), where p is the softmax of the scores (m, k) and S a row of sets (m, k).
+
+    With log-likelihoods in place of sets it is −log Σ_c p_c P(evidence | c).
+    """
+    return log_sum(scores) - log_sum(with_evidence(scores, sets))
+
+
+def with_evidence(scores: Floats, sets: Evidence) -> Floats:
+    """Return the log of p_c [c ∈ S], or of p_c P(evidence | c), (m, k) up to a constant per row."""
+    return np.where(sets, scores, -np.inf) if sets.dtype == np.bool_ else scores + sets
 
 
 def fit_scaling(log_p: Floats, sets: Bools, kind: str = "temperature") -> Scaling:
@@ -104,7 +113,7 @@ def fit_scaling(log_p: Floats, sets: Bools, kind: str = "temperature") -> Scalin
     return Scaling(kind, tuple(done.x[:k].tolist()), tuple(done.x[k:].tolist()))
 
 
-def softest_scaling(log_p: Floats, sets: Bools) -> Scaling:
+def softest_scaling(log_p: Floats, sets: Evidence) -> Scaling:
     """Return the highest temperature that the sets (m, k) do not reject, two standard errors above the best.
 
     For a model that has not learned anything: a few bags with large sets hardly determine the temperature.
@@ -119,7 +128,7 @@ def softest_scaling(log_p: Floats, sets: Bools) -> Scaling:
     )
 
 
-def ensemble_scaling(log_p: Floats, left_out: Bools, sets: Bools) -> Scaling:
+def ensemble_scaling(log_p: Floats, left_out: Bools, sets: Evidence) -> Scaling:
     """Return the temperature of the mean of an ensemble, from its out-of-fold predictions.
 
     A mean of members is less confident and more often right than a member, and the mean of all of them more
@@ -131,7 +140,7 @@ def ensemble_scaling(log_p: Floats, left_out: Bools, sets: Bools) -> Scaling:
     Args:
         log_p: (e, m, k) log-probabilities of e members.
         left_out: (e, m) whether a member did not learn from a bag; as many members for every bag.
-        sets: (m, k) candidate sets.
+        sets: (m, k) candidate sets, or log-likelihoods of the votes.
     """
     e, _, k = log_p.shape
     each = int(left_out[:, 0].sum())
@@ -144,7 +153,7 @@ def ensemble_scaling(log_p: Floats, left_out: Bools, sets: Bools) -> Scaling:
     return Scaling("temperature", (float(np.exp(-log_t)),) * k, (0.0,) * k)
 
 
-def _log_temperature(log_p: Floats, sets: Bools, weight: float) -> float:
+def _log_temperature(log_p: Floats, sets: Evidence, weight: float) -> float:
     """Return log T of the maximum posterior, with ``weight`` on the likelihood of every bag (m, k)."""
     z = np.maximum(log_p, FLOOR)
 
@@ -158,7 +167,7 @@ def _log_temperature(log_p: Floats, sets: Bools, weight: float) -> float:
     return float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x)
 
 
-def _sharpness(z: Floats, sets: Bools) -> float:
+def _sharpness(z: Floats, sets: Evidence) -> float:
     """Return 1/T of the maximum likelihood.
 
     With labels the loss is convex in 1/T; with sets it is a difference of convex functions and may have

@@ -20,14 +20,14 @@ from mipl.methods.base import METHODS, Method
 from mipl.nn.encoders import FeatureEncoder, Standardize
 from mipl.nn.members import Members, can_be_member, layer_parameters
 from mipl.nn.network import BagNetwork
-from mipl.pseudo_labels import PseudoLabels
+from mipl.pseudo_labels import AnnotatedLabels, PseudoLabels
 from mipl.seeding import rng_for, seed_for
 from mipl.training.balancing import ambiguity
 from mipl.training.checkpoint import History, load_checkpoint, save_checkpoint
 from mipl.training.distributed import ProcessGroup
 from mipl.training.epoch import Loop
 from mipl.training.flat import FlatParameters
-from mipl.training.trainer import Training
+from mipl.training.trainer import Training, vote_table
 
 LEFT_OUT = 2  # members that do not learn from a bag
 LARGE = 0.5  # of the other classes in the mean candidate set: beyond, initial weights come from a first stage
@@ -103,6 +103,8 @@ def train_members(
 
 def needs_first_stage(training: Training, bags: Bags, like: nn.Module) -> bool:
     """Return whether networks as ``like`` begin with weights of a first stage: where sets are large."""
+    if bags.votes is not None:  # which say more than a large set does
+        return False
     large = ambiguity(torch.tensor(bags.candidate_sets)) > LARGE
     return large and training.recipe.warmup_epochs > 0 and can_be_member(like)
 
@@ -223,11 +225,12 @@ def train_stacked(
     net = Members(own, recipe.background > 0)
     if initial is None and bags.weights is not None:
         initial = torch.tensor(bags.weights).expand(members, -1, -1)
-    table = method.table(
-        torch.tensor(bags.candidate_sets, device=device).repeat(members, 1),
-        None if initial is None else initial.to(device).flatten(0, 1),
-        members,
-    )
+    candidates = torch.tensor(bags.candidate_sets, device=device).repeat(members, 1)
+    if (votes := vote_table(bags, device)) is not None:
+        table: PseudoLabels = AnnotatedLabels(candidates, votes, members, seen.to(device))
+    else:
+        flat = None if initial is None else initial.to(device).flatten(0, 1)
+        table = method.table(candidates, flat, members)
     share_of = {id(p): share for share, parameters in recipe.shares(nets[0]) for p in parameters}
     stacked = zip(layer_parameters(own[0]), net.stacked, strict=True)
     parameters = FlatParameters([(share_of[id(p)], [rows]) for p, rows in stacked], members=members)
