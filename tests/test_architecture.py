@@ -11,7 +11,7 @@ ROOT = Path(mipl.__file__).parent
 BASE = {"errors", "seeding", "registry", "files", "machine"}
 # room -> the rooms it may know, besides itself and the base
 MAY_KNOW = {
-    "data": set(),
+    "data": {"annotators"},
     "nn": set(),
     "losses": set(),
     "metrics": set(),
@@ -31,6 +31,7 @@ MAY_KNOW = {
     "export": {"data", "nn", "methods", "estimators", "calibration", "metrics"},
     "serve": {"data", "estimators", "calibration", "triage", "metrics"},
     "cli": {
+        "annotators",
         "data",
         "methods",
         "training",

@@ -146,6 +146,14 @@ class AnnotatorModel:
             found = self.maximise(posterior, found.confusion, strength)
         return found
 
+    def votes_posterior(self, found: Estimate) -> Tensor:
+        """Return the posterior (e, m, k) of the classes from the votes, without features."""
+        likelihood = self.votes.log_likelihood(found.confusion)
+        posterior = likelihood.softmax(dim=2)
+        for _ in range(10):  # the class proportions are those of their own posterior
+            posterior = (self._class_proportions(posterior).log()[:, None] + likelihood).softmax(dim=2)
+        return posterior
+
     def start(self) -> Tensor:
         """Return the mean of the prior (e, a, k, k), the same for all annotators."""
         _, a, k = self.votes.shape

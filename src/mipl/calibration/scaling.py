@@ -83,8 +83,10 @@ def with_evidence(scores: Floats, sets: Evidence) -> Floats:
     return np.where(sets, scores, -np.inf) if sets.dtype == np.bool_ else scores + sets
 
 
-def fit_scaling(log_p: Floats, sets: Bools, kind: str = "temperature") -> Scaling:
+def fit_scaling(log_p: Floats, sets: Evidence, kind: str = "temperature") -> Scaling:
     """Fit the scaling that maximises the likelihood of sets (m, k) given log-probabilities (m, k).
+
+    For temperature scaling, the sets may be log-likelihoods log P(S | class) instead.
 
     A bag with a true label has the set that contains only this label. Vector scaling has 2k parameters, too
     many for a few bags: it is shrunk towards temperature scaling by the penalty
@@ -92,9 +94,10 @@ def fit_scaling(log_p: Floats, sets: Bools, kind: str = "temperature") -> Scalin
     """
     if kind not in KINDS:
         raise SettingError(f"There is no kind of scaling '{kind}'.{suggest(kind, KINDS)}")
-    if log_p.shape != sets.shape or not len(log_p) or not sets.any(axis=1).all():
+    possible = sets if sets.dtype == np.bool_ else sets > -np.inf
+    if log_p.shape != sets.shape or not len(log_p) or not possible.any(axis=1).all():
         raise DataError("Scaling needs at least one bag, and a candidate for each bag.")
-    if sets.all():
+    if sets.dtype == np.bool_ and sets.all():
         raise DataError("Every class is a candidate of every bag: such sets say nothing about a model.")
     z = np.maximum(log_p, FLOOR)
     k = z.shape[1]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mipl.annotators.model import GOLD
 from mipl.data.candidates import IntArray
 from mipl.errors import DataError
 
-GOLD = -1  # in the column of annotators: the label is known to be true
+if TYPE_CHECKING:
+    from mipl.data.bags import Bags
 
 
 def select_votes(votes: IntArray, index: IntArray) -> IntArray:
@@ -42,3 +46,12 @@ def validate_votes(votes: IntArray, annotators: Sequence[str], ids: Sequence[str
     bags, count = np.unique(gold[:, 0], return_counts=True)
     if (count > 1).any():
         raise DataError(f"Bag '{ids[int(bags[count > 1][0])]}' has two gold labels: keep one.")
+
+
+def refuse_votes(bags: Bags, path: Path) -> None:
+    """Raise an error for bags with votes, before they are written to a format that cannot store them."""
+    if bags.votes is not None:
+        raise DataError(
+            f"{path} cannot store who voted for what: write an .npz file, or leave --votes out and keep the table "
+            "of votes beside the bags."
+        )

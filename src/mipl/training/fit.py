@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mipl.annotators import AnnotatorModel, Estimate, VoteTable
+from mipl.calibration.candidate_model import estimate_candidates
 from mipl.calibration.scaling import (
     ENSEMBLE_RANGE,
     Evidence,
@@ -175,17 +176,20 @@ def cross_fit(
     if len(nets) == 1:
         return Fitted(nets[0], recipe, histories[0])
     log_p = member_log_proba(training.method, nets, bags, training.group.device)
-    found = out_of_fold(log_p, seen, torch.tensor(bags.candidate_sets), vote_table(bags))
+    estimated = recipe.false_candidates == "estimate"
+    found = out_of_fold(log_p, seen, torch.tensor(bags.candidate_sets), vote_table(bags), estimated)
     return Fitted(Ensemble(nets), recipe, _mean(histories), found)
 
 
 def out_of_fold(
-    log_p: Tensor, seen: Tensor, candidates: Tensor, votes: VoteTable | None = None
+    log_p: Tensor, seen: Tensor, candidates: Tensor, votes: VoteTable | None = None, estimated: bool = False
 ) -> OutOfFold:
     """Return what log-probabilities (e, m, k) of members that saw ``seen`` (e, m) say of sets or votes.
 
     With votes, the confusion matrices of the annotators are estimated from the out-of-fold predictions first;
-    P(votes | class) then replaces the candidate sets (m, k) in the temperature and the signal test.
+    P(votes | class) then replaces the candidate sets (m, k) in the temperature and the signal test. With
+    ``estimated``, P(S | class) with a rate per pair of classes replaces the sets in the temperature, where a
+    likelihood-ratio test rejects that false candidates come by chance.
     """
     left_out = 1.0 - seen
     mean = mean_log_proba(log_p, left_out.double())
@@ -201,6 +205,10 @@ def out_of_fold(
         scaling = ensemble_scaling(log_p.numpy(), left_out.numpy().astype(np.bool_), sets)
         # the mean of the few that left a bag out has a temperature of its own
         own = ensemble_scaling(mean.numpy()[None], np.ones((1, len(sets)), dtype=np.bool_), sets)
+    model = None if votes is not None else estimate_candidates(own.apply(mean.numpy()), candidates.numpy())
+    if estimated and model is not None and not model.by_chance and score >= ENOUGH:
+        likely = model.log_likelihood(candidates.numpy())
+        scaling = ensemble_scaling(log_p.numpy(), left_out.numpy().astype(np.bool_), likely)
     tempered = own.apply(mean.numpy())
     p, covered = np.exp(tempered), candidates.numpy()
     joint = with_evidence(tempered, sets)
@@ -215,6 +223,8 @@ def out_of_fold(
         "mean_confidence": float(p.max(axis=1).mean()),
         "temperature": scaling.temperature or 1.0,
     }
+    if model is not None:
+        quality["chance_p_value"] = model.p_value
     return OutOfFold(tempered, scaling, score, quality, posterior, annotators)
 
 
