@@ -188,9 +188,9 @@ class PseudoLabels:
 class AnnotatedLabels(PseudoLabels):
     """Pseudo-label weights of bags with votes: p̃ ∝ p_c P(votes | c), over all classes.
 
-    P(votes | c) is the product of an annotator's probabilities of the labels they gave, from confusion matrices
-    that each member estimates from the bags it learns from. For a bag without votes it is the indicator of
-    the candidate set. Class balancing is not used: votes determine the class proportions.
+    P(votes | c) is the product of an annotator's probabilities of the labels they gave, from confusion
+    matrices that each member estimates from the bags it learns from. For a bag without votes it is the
+    indicator of the candidate set. Class balancing is not used: votes determine the class proportions.
 
     Args:
         candidates: (members · m, k) bool: the union of a bag's votes, or the set of a bag without votes.

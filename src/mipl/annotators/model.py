@@ -40,7 +40,9 @@ class VoteTable:
     """
 
     bag: Tensor  # (n,) row of the bag of each vote
-    cells: Tensor  # (n, a · k + k) sparse, 1 where a vote names the label: several in a vote for "one of these"
+    cells: (
+        Tensor  # (n, a · k + k) sparse, 1 where a vote names the label: several in a vote for "one of these"
+    )
     by_bag: Tensor  # (m, n) sparse, 1 where a vote is on the bag
     shape: tuple[int, int, int]  # m, a, k
 
@@ -68,7 +70,7 @@ class VoteTable:
 
     def shares(self) -> Tensor:
         """Return the proportions of the labels in the votes of each bag (m, k); uniform without a vote."""
-        m, _, k = self.shape
+        k = self.shape[2]
         label = torch.arange(self.cells.shape[1], device=self.bag.device) % k
         count = self.by_bag @ (self.cells @ torch.nn.functional.one_hot(label, k).double())
         total = count.sum(dim=1, keepdim=True)
@@ -113,7 +115,11 @@ class VoteTable:
 def _ones(index: NDArray[np.int64], shape: tuple[int, int], device: torch.device | str) -> Tensor:
     """Return a sparse matrix with ones at the positions (2, n)."""
     values = torch.ones(index.shape[1], dtype=torch.float64)
-    return torch.sparse_coo_tensor(torch.tensor(index), values, shape, check_invariants=True).coalesce().to(device)
+    return (
+        torch.sparse_coo_tensor(torch.tensor(index), values, shape, check_invariants=True)
+        .coalesce()
+        .to(device)
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -177,7 +183,8 @@ class AnnotatorModel:
         return found
 
     def maximise(self, posterior: Tensor, confusion: Tensor, strength: Tensor | None = None) -> Estimate:
-        """M step: the shared matrix, the strength κ (if not given) and the matrices from posteriors (e, m, k)."""
+        """M step: the shared matrix, the strength κ (if not given) and the matrices from posteriors (e, m,
+        k)."""
         counts = self.votes.counts(posterior, confusion, self.seen)
         self.add([counts])
         prior = shared_prior(counts.shape[-1], counts.device)
@@ -198,7 +205,8 @@ class AnnotatorModel:
 
 
 def shared_prior(k: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return the pseudo-counts (k, k) of the shared matrix: most votes are right, errors are spread evenly."""
+    """Return the pseudo-counts (k, k) of the shared matrix: most votes are right, errors are spread
+    evenly."""
     prior = torch.full((k, k), OTHER_COUNT / max(k - 1, 1), dtype=torch.float64, device=device)
     return prior.fill_diagonal_(SHARED_COUNT)
 

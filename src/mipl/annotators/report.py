@@ -27,7 +27,9 @@ class Quality:
     accuracy_interval: tuple[float, float]
     random: float  # share of the votes that does not depend on the true class
     random_interval: tuple[float, float]
-    confusions: tuple[tuple[int, int, float, tuple[float, float]], ...]  # class, label, rate and interval: two
+    confusions: tuple[
+        tuple[int, int, float, tuple[float, float]], ...
+    ]  # class, label, rate and interval: two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +52,8 @@ def votes_alone(votes: VoteTable) -> tuple[Estimate, Floats]:
 def quality(names: Sequence[str], found: Estimate, proportions: Floats) -> list[Quality]:
     """Return the quality of each annotator, in the order of ``names``.
 
-    Intervals are quantiles over draws of an annotator's matrix from its posterior, a Dirichlet distribution per
-    class with the expected votes and the prior of strength κ as parameters. The share of random votes is
+    Intervals are quantiles over draws of an annotator's matrix from its posterior, a Dirichlet distribution
+    per class with the expected votes and the prior of strength κ as parameters. The share of random votes is
     Σ_l min_c T[c, l]: what all rows of the matrix have in common is independent of the true class.
 
     Args:

@@ -1,14 +1,14 @@
 """P(S | y) with a rate for each pair of classes, and a test of "false candidates come by chance".
 
 The likelihood Σ_S p that calibrates by candidate sets is right if every false candidate is equally probable,
-whatever the true class. Here class c is a false candidate of a bag of class y with a rate ρ[y, c], independently
-of the other classes and of the instances:
+whatever the true class. Here class c is a false candidate of a bag of class y with a rate ρ[y, c],
+independently of the other classes and of the instances:
 
     P(S | y) = [y ∈ S] Π_{c ∈ S, c ≠ y} ρ[y, c] Π_{c ∉ S} (1 − ρ[y, c]).
 
-Rates are estimated by EM with the class probabilities fixed. A model whose errors resemble the false candidates
-makes both look alike, and candidates that depend on the instances beyond the class are outside the model: what is
-computed with estimated rates is approximate.
+Rates are estimated by EM with the class probabilities fixed. A model whose errors resemble the false
+candidates makes both look alike, and candidates that depend on the instances beyond the class are outside the
+model: what is computed with estimated rates is approximate.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def estimate_candidates(log_p: Floats, sets: Bools) -> CandidateModel | None:
     """Estimate the rates from log-probabilities (m, k) that were not trained on these sets (m, k), by EM.
 
     Returns:
-        The model, or None where there is nothing to test: two classes, or sets that are all of one label or all full.
+        The model, or None where there is nothing to test: two classes, or sets that are all of one label or
+        all full.
     """
     m, k = sets.shape
     overall = float((sets.sum() - m) / max(m * (k - 1), 1))

@@ -119,7 +119,8 @@ def fit_conformal(
         sets: (n, k) candidate sets, or sets of the true label alone.
         way: Which candidate is scored in place of the true label: a key of ``GUARANTEES``.
         rng: Random generator, needed for ``drawn`` only.
-        odds: (n, k) P(S | y) up to a factor per bag, for ``drawn`` where sets are not equally probable under each
+        odds: (n, k) P(S | y) up to a factor per bag, for ``drawn`` where sets are not equally probable under
+        each
             of their labels.
     """
     if way not in GUARANTEES:

@@ -86,17 +86,20 @@ def calibrate(
             the scaling would look better than new ones. One bag per group (patient) is scored.
         candidate: Which candidate replaces the true label in the scores (worst, drawn or best); see
             `mipl.calibration.conformal`.
-        false_candidates: ``chance``, or ``estimate``: by candidates, where a test rejects that false candidates
-            come by chance, the temperature and the way ``drawn`` use P(S | y) with a rate per pair of classes.
-            Both are then approximate.
+        false_candidates: ``chance``, or ``estimate``: by candidates, where a test rejects that false
+        candidates
+            come by chance, the temperature and the way ``drawn`` use P(S | y) with a rate per pair of
+            classes. Both are then approximate.
         seed: Seed of the random choices.
     """
     if by not in BY:
         raise SettingError(f"Calibrate by labels or candidates, not by '{by}'.{suggest(by, BY)}")
-    if false_candidates not in WAYS or (false_candidates == "estimate" and (by, kind) == ("candidates", "vector")):
+    if false_candidates not in WAYS or (
+        false_candidates == "estimate" and (by, kind) == ("candidates", "vector")
+    ):
         raise SettingError(
-            f"false_candidates (--false-candidates) is {false_candidates}: give chance, or estimate for candidates "
-            "with the kind 'temperature'."
+            f"false_candidates (--false-candidates) is {false_candidates}: give chance, or estimate for "
+            "candidates with the kind 'temperature'."
         )
     if not 0 <= set_share <= 1:
         raise SettingError(f"set_share (--set-share) is {set_share}: give a fraction between 0 and 1.")
@@ -128,7 +131,8 @@ def calibrate(
 
 
 def _estimated(log_p: Floats, sets: Bools, rows: Ints) -> Evidence:
-    """Return log P(S | y) (m, k) with rates estimated on some rows, or the sets where chance is not rejected."""
+    """Return log P(S | y) (m, k) with rates estimated on some rows, or the sets where chance is not
+    rejected."""
     chance = fit_scaling(log_p[rows], sets[rows])
     model = estimate_candidates(chance.apply(log_p[rows]), sets[rows])
     return sets if model is None or model.by_chance else model.log_likelihood(sets)

@@ -100,8 +100,8 @@ class DataOptions:
         typer.Option(
             "--votes",
             metavar="FILE",
-            help="Annotators' votes, as a long or wide table or answers.json; sam-cn and other CDL and MDL methods "
-            "learn a confusion matrix for each annotator.",
+            help="Annotators' votes, as a long or wide table or answers.json; sam-cn and other CDL and MDL "
+            "methods learn a confusion matrix for each annotator.",
         ),
     ] = None
     gold: Annotated[

@@ -46,8 +46,8 @@ class CalibrationOptions:
         str,
         typer.Option(
             "--false-candidates",
-            help="With --by candidates: chance, or estimate (approximate): a rate per pair of classes where a test "
-            "rejects chance.",
+            help="With --by candidates: chance, or estimate (approximate): a rate per pair of classes where "
+            "a test rejects chance.",
         ),
     ] = "chance"
 

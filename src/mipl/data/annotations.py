@@ -52,6 +52,6 @@ def refuse_votes(bags: Bags, path: Path) -> None:
     """Raise an error for bags with votes, before they are written to a format that cannot store them."""
     if bags.votes is not None:
         raise DataError(
-            f"{path} cannot store who voted for what: write an .npz file, or leave --votes out and keep the table "
-            "of votes beside the bags."
+            f"{path} cannot store who voted for what: write an .npz file, or leave --votes out and keep the "
+            "table of votes beside the bags."
         )

@@ -15,7 +15,8 @@ from mipl.data.formats.partial_mat import is_partial_mat, read_partial_mat
 from mipl.data.formats.table import apply_label_table
 from mipl.data.formats.tidy import read_tidy, write_tidy
 from mipl.data.noise import drop_instances, remove_true_label
-from mipl.data.votes import read_gold, read_votes, with_votes
+from mipl.data.voted_bags import read_gold, with_votes
+from mipl.data.votes import read_votes
 from mipl.errors import SettingError, StorageError, suggest
 from mipl.files import check_folder, check_place
 from mipl.machine import memory
@@ -110,7 +111,9 @@ class Source:
                     "leave the option out."
                 )
         if self.gold is not None and self.votes is None:
-            raise SettingError("--gold adds known labels to --votes: give both, or candidate sets with --labels.")
+            raise SettingError(
+                "--gold adds known labels to --votes: give both, or candidate sets with --labels."
+            )
         if self.skip_missing and (built or path.is_file()):
             raise SettingError(f"--skip-missing is for a folder of slides, which {self.data} is not.")
         if self.ignore and (built or path.suffix.lower() not in TABLES):

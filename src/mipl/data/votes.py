@@ -6,7 +6,7 @@ import dataclasses
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mipl.annotators import VoteTable, posterior_sets, votes_alone
-from mipl.annotators.model import GOLD
-from mipl.data.bags import Bags
 from mipl.data.candidates import BoolArray, IntArray
 from mipl.data.formats.cells import as_text, opened
 from mipl.data.formats.header import (
@@ -27,8 +25,8 @@ from mipl.data.formats.header import (
     one_column,
     without,
 )
-from mipl.data.formats.table import Rows, complete, read_label_table, read_rows, split_names
-from mipl.errors import DataError, MiplNotice, SettingError, listed, suggest
+from mipl.data.formats.table import Rows, complete, read_rows, split_names
+from mipl.errors import DataError, MiplNotice, SettingError, listed
 
 IDS = ("bag_id", "slide_id", "bag", "task")  # task, worker and label: crowd-kit's names
 ANNOTATORS = ("annotator", "rater", "worker")
@@ -58,8 +56,8 @@ class Votes:
 def read_votes(path: Path, *, ignore: Iterable[str] = ()) -> Votes:
     """Read votes from a table (CSV, TSV, XLSX or Parquet) or from peerannot's ``answers.json``.
 
-    The bag is in a column ``bag_id``, ``slide_id``, ``bag`` or ``task``. The table is in long format if it has
-    a column ``annotator``, ``rater`` or ``worker``: one row per vote with the label
+    The bag is in a column ``bag_id``, ``slide_id``, ``bag`` or ``task``. The table is in long format if it
+    has a column ``annotator``, ``rater`` or ``worker``: one row per vote with the label
     in ``vote`` or, without such a column, in ``label``. Otherwise it is in wide format: one row per bag and
     one column per annotator. An empty field is no vote, and ``a|b`` is a vote for each. The patient
     (``group``, ``case_id``, ``patient``) and, in a separate column, the true ``label`` are read too. Columns
@@ -109,70 +107,6 @@ def read_votes(path: Path, *, ignore: Iterable[str] = ()) -> Votes:
         np.array([rank[name] for name in names])[label_],
         None if truths is None else np.array([rank[name] for name in truths]),
         None if groups is None else complete(path, "patient", groups, list(ids)),
-    )
-
-
-def read_gold(path: Path) -> dict[str, str]:
-    """Read labels that are known to be true, by bag, from a table of ``bag_id`` and ``label``."""
-    table = read_label_table(path)
-    if table.labels is None:
-        raise DataError(f"{path} has no column 'label': gold labels are a table of bag_id and label.")
-    return dict(zip(table.ids, table.labels, strict=True))
-
-
-def with_votes(bags: Bags, votes: Votes, gold: Mapping[str, str] | None = None) -> Bags:
-    """Return the bags with the votes of a table, matched by id and class name.
-
-    The candidate set of a bag becomes the union of its votes, or its gold label. Bags without votes keep their
-    set, or get all classes. True labels and patients are taken from the table where the bags have none.
-
-    Args:
-        bags: m bags. Bags without classes get those of the votes.
-        votes: votes on some of the bags.
-        gold: labels that are known to be true, by bag; training uses them.
-
-    Raises:
-        DataError: a vote or gold label is for an unknown bag or class.
-    """
-    row = {bag: i for i, bag in enumerate(bags.ids.tolist())}
-    named = dict(gold or {})
-    if unknown := sorted({*votes.ids, *named} - row.keys()):
-        raise DataError(f"{len(unknown)} bags with votes are not in the data: {listed(unknown)}.")
-    numbered = bool(bags.classes) and isinstance(bags.classes[0], int)
-    kept = bool(bags.classes) and (not numbered or all(name.isdecimal() for name in votes.classes))
-    classes = bags.classes if kept else tuple(sorted({*votes.classes, *named.values()}))
-    column = {str(name): j for j, name in enumerate(classes)}
-    for name in (*votes.classes, *named.values()):
-        if name not in column:
-            raise DataError(f"There is a vote for '{name}', which is not a class.{suggest(name, column)}")
-    bag_of = np.array([row[bag] for bag in votes.ids], dtype=np.int64)
-    label_of = np.array([column[name] for name in votes.classes], dtype=np.int64)
-    cast = np.stack([bag_of[votes.bag], votes.annotator, label_of[votes.label]], axis=1)
-    known = np.array([[row[bag], GOLD, column[name]] for bag, name in named.items()], dtype=np.int64)
-    sets = np.zeros((len(bags), len(classes)), dtype=np.bool_)
-    sets[cast[:, 0], cast[:, 2]] = True
-    empty = ~sets.any(axis=1)
-    sets[empty] = bags.candidates[empty] if kept and bags.candidates is not None else True
-    for i, _, label in known:
-        sets[i] = np.arange(len(classes)) == label
-    labels, groups = bags.labels if kept else None, bags.groups
-    if labels is None and votes.truth is not None and set(votes.ids) == row.keys():
-        labels = np.empty(len(bags), dtype=np.int64)
-        labels[bag_of] = label_of[votes.truth]
-    if groups is None and votes.groups is not None and set(votes.ids) == row.keys():
-        of_bag = dict(zip(votes.ids, votes.groups, strict=True))
-        groups = np.array([of_bag[bag] for bag in row], dtype=np.str_)
-    return dataclasses.replace(
-        bags,
-        classes=classes,
-        candidates=sets,
-        labels=labels,
-        instance_labels=bags.instance_labels if kept else None,
-        groups=groups,
-        weights=None,
-        missing_truth=True,
-        votes=np.concatenate([cast, known.reshape(-1, 3)]),
-        annotators=votes.annotators,
     )
 
 
@@ -312,7 +246,9 @@ def _read_answers(path: Path) -> tuple[list[str], Rows]:
             raise DataError(f"{path} is not of the form {{bag: {{annotator: label}}}}.")
         for annotator, label in answers.items():
             if isinstance(label, dict):
-                raise DataError(f"{path}: the label of '{annotator}' for bag '{bag}' is not a text or number.")
+                raise DataError(
+                    f"{path}: the label of '{annotator}' for bag '{bag}' is not a text or number."
+                )
             fields = (bag.strip(), annotator.strip(), as_text(label).strip())
             rows[len(rows) + 1] = dict(zip(("bag", "annotator", "label"), fields, strict=True))
     return ["bag", "annotator", "label"], rows

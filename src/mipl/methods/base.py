@@ -79,8 +79,8 @@ class Method(Settings, ABC, Generic[Net]):
         """Return the bags as the method learns from them; refuse votes that it cannot use."""
         if bags.votes is not None and not self.takes_votes:
             raise SettingError(
-                "This method learns from candidate sets and cannot use votes: choose sam-cn, another CDL or an "
-                "MDL method, or make candidate sets of the votes with 'mipl data votes'."
+                "This method learns from candidate sets and cannot use votes: choose sam-cn, another CDL or "
+                "an MDL method, or make candidate sets of the votes with 'mipl data votes'."
             )
         return bags
 

@@ -32,8 +32,8 @@ class NoisyCandidatesMethod(AttentionMethod[AttentionNetwork]):
     )
     votes: Literal["annotators", "union", "majority", "dawid-skene"] = setting(
         "annotators",
-        "what votes are used for: annotators, a confusion matrix for each, learned with the network; union, the "
-        "candidate sets; majority or dawid-skene, one label per bag, estimated without the features",
+        "what votes are used for: annotators, a confusion matrix for each, learned with the network; union, "
+        "the candidate sets; majority or dawid-skene, one label per bag, estimated without the features",
         idle="annotators",
     )
 

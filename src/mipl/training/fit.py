@@ -66,7 +66,9 @@ class OutOfFold:
     signal: float  # standard errors by which predictions fit the bags' own sets better than others'
     quality: dict[str, float]  # what candidate sets or votes alone tell about the predictions
     posterior: NDArray[np.float64]  # (m, k) given the features and the sets or votes
-    annotators: Estimate | None = None  # confusion matrices (1, a, k, k) of the annotators, if there are votes
+    annotators: Estimate | None = (
+        None  # confusion matrices (1, a, k, k) of the annotators, if there are votes
+    )
 
     @property
     def learned(self) -> bool:

@@ -82,8 +82,8 @@ class Recipe(Settings):
     )
     false_candidates: Literal["chance", "estimate"] = setting(
         "chance",
-        "model of the false candidates for the temperature: chance, or estimate, a rate per pair of classes where "
-        "a test rejects chance (approximate)",
+        "model of the false candidates for the temperature: chance, or estimate, a rate per pair of classes "
+        "where a test rejects chance (approximate)",
         idle="chance",
         group="ensemble",
     )
