@@ -1,14 +1,16 @@
 """P(S | y) with a rate for each pair of classes, and a test of "false candidates come by chance".
 
 The likelihood Σ_S p that calibrates by candidate sets is right if every false candidate is equally probable,
-whatever the true class. Here class c is a false candidate of a bag of class y with a rate ρ[y, c],
-independently of the other classes and of the instances:
+whatever the true class. The test compares how often two classes are candidates together with what chance
+predicts; it reads the sets alone, because a model whose errors resemble the false candidates makes chance
+look like a confusion. Where chance is rejected, class c is a false candidate of a bag of class y with a rate
+ρ[y, c], independently of the other classes and of the instances:
 
     P(S | y) = [y ∈ S] Π_{c ∈ S, c ≠ y} ρ[y, c] Π_{c ∉ S} (1 − ρ[y, c]).
 
-Rates are estimated by EM with the class probabilities fixed. A model whose errors resemble the false
-candidates makes both look alike, and candidates that depend on the instances beyond the class are outside the
-model: what is computed with estimated rates is approximate.
+Rates are estimated by EM with the class probabilities of a model fixed. Candidates that depend on the
+instances beyond the class are outside the model, and errors of the probabilities enter the rates: what is
+computed with estimated rates is approximate.
 """
 
 from __future__ import annotations
@@ -17,66 +19,157 @@ import dataclasses
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import chi2
 
 from mipl.calibration.scaling import FLOOR, log_sum
+from mipl.seeding import rng_for
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-STEPS = 100
+STEPS = 100  # of EM
 PSEUDO_BAGS = 1.0  # of each class, with the overall rate
-LEVEL = 0.01  # of the test
+SIMULATIONS = 99  # of sets by chance
+LEVEL = 0.01  # of the test: no simulation may be as far from chance as the sets
 
 
 @dataclasses.dataclass(frozen=True)
 class CandidateModel:
-    """Estimated rates and the likelihood-ratio test of one rate for all pairs of classes."""
+    """The rates ρ[y, c] of false candidates."""
 
-    rates: Floats  # (k, k) ρ[y, c]; the diagonal is 1
-    statistic: float  # twice the difference of the log-likelihoods
-    degrees: int  # k (k − 1) − 1
-    p_value: float
-
-    @property
-    def by_chance(self) -> bool:
-        """Whether a single rate is not rejected."""
-        return self.p_value >= LEVEL
+    rates: Floats  # (k, k), 1 on the diagonal
 
     def log_likelihood(self, sets: Bools) -> Floats:
         """Return log P(S | y) (m, k) of sets (m, k); −inf outside the set."""
-        return _log_likelihood(sets, self.rates)
+        absent = np.log1p(-np.minimum(self.rates, 1.0 - 1e-12))
+        np.fill_diagonal(absent, 0.0)
+        present = np.log(np.maximum(self.rates, np.exp(FLOOR)))
+        found = sets.astype(np.float64) @ present.T + (~sets).astype(np.float64) @ absent.T
+        return np.where(sets, found, -np.inf)
 
 
-def estimate_candidates(log_p: Floats, sets: Bools) -> CandidateModel | None:
-    """Estimate the rates from log-probabilities (m, k) that were not trained on these sets (m, k), by EM.
-
-    Returns:
-        The model, or None where there is nothing to test: two classes, or sets that are all of one label or
-        all full.
-    """
+def estimate_candidates(log_p: Floats, sets: Bools) -> CandidateModel:
+    """Estimate the rates by EM, with log-probabilities (m, k) of a model that was not trained on the sets (m,
+    k)."""
     m, k = sets.shape
     overall = float((sets.sum() - m) / max(m * (k - 1), 1))
-    if k < 3 or not 0.0 < overall < 1.0:
-        return None
     z = np.maximum(log_p, FLOOR)
-    one = np.full((k, k), overall)
-    np.fill_diagonal(one, 1.0)
-    chance = float(log_sum(z + _log_likelihood(sets, one)).sum())
-    rates = one
+    rates = np.full((k, k), overall)
+    np.fill_diagonal(rates, 1.0)
     for _ in range(STEPS):
-        joint = z + _log_likelihood(sets, rates)
+        joint = z + CandidateModel(rates).log_likelihood(sets)
         posterior = np.exp(joint - log_sum(joint)[:, None])  # (m, k)
         bags = posterior.sum(axis=0)[:, None]
         rates = (posterior.T @ sets + PSEUDO_BAGS * overall) / (bags + PSEUDO_BAGS)
         np.fill_diagonal(rates, 1.0)
-    statistic = 2.0 * (float(log_sum(z + _log_likelihood(sets, rates)).sum()) - chance)
-    degrees = k * (k - 1) - 1
-    return CandidateModel(rates, statistic, degrees, float(chi2.sf(max(statistic, 0.0), degrees)))
+    return CandidateModel(rates)
 
 
-def _log_likelihood(sets: Bools, rates: Floats) -> Floats:
-    with np.errstate(divide="ignore"):
-        present = np.log(rates)
-    absent = np.log1p(-np.where(np.eye(len(rates), dtype=np.bool_), 0.0, np.minimum(rates, 1.0 - 1e-12)))
-    found = sets.astype(np.float64) @ np.maximum(present, FLOOR).T + (~sets).astype(np.float64) @ absent.T
-    return np.where(sets, found, -np.inf)
+def chance_p_value(sets: Bools) -> float | None:
+    """Test whether the false candidates of sets (m, k) come by chance; return a p-value, 0.01 or more.
+
+    The likelihood-ratio statistic G = 2 Σ O log(O / E) compares the counts O of bags in which two classes are
+    candidates together with their expectation E by chance, given the sizes of the sets and the class
+    proportions of maximum likelihood. Its distribution is that over sets simulated by chance. The proportions
+    are not fitted again to simulated sets, which makes the test conservative.
+
+    Returns:
+        The p-value, or None where the sets say nothing: fewer than four classes, or no set of more than one
+        and fewer than all labels.
+    """
+    k = sets.shape[1]
+    sizes = sets.sum(axis=1)
+    used = sets[(sizes > 1) & (sizes < k)]
+    if k < 4 or not len(used):
+        return None
+    sizes = used.sum(axis=1)
+    proportions = _class_proportions(used)
+    expected = _expected_pairs(proportions, sizes)
+    found = _statistic(used, expected)
+    rng = rng_for("sets by chance")
+    larger = 0
+    for _ in range(SIMULATIONS):
+        order = rng.random(used.shape)
+        order[np.arange(len(used)), rng.choice(k, len(used), p=proportions)] = -1.0  # the true label comes
+        first simulated = order.argsort(axis=1).argsort(axis=1) < sizes[:, None]
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+         larger += _statistic(simulated, expected) >= found
+    return (1 + larger) / (1 + SIMULATIONS)
+
+
+def by_chance(sets: Bools) -> bool:
+    """Return whether the test does not reject that the false candidates of sets (m, k) come by chance."""
+    p_value = chance_p_value(sets)
+    return p_value is None or p_value > LEVEL
+
+
+def _class_proportions(sets: Bools) -> Floats:
+    """Return the class proportions (k,) that maximise the likelihood of sets (m, k) by chance, by EM."""
+    values = sets.astype(np.float64)
+    proportions = np.full(sets.shape[1], 1.0 / sets.shape[1])
+    for _ in range(STEPS):
+        inside = values * proportions
+        proportions = (inside / inside.sum(axis=1, keepdims=True)).mean(axis=0)
+    return np.asarray(proportions / proportions.sum())
+
+
+def _expected_pairs(proportions: Floats, sizes: npt.NDArray[np.int64]) -> Floats:
+    """Return the expected number of sets (k, k) of these sizes (m,) with both classes."""
+    k = len(proportions)
+    one = ((sizes - 1) / (k - 1)).sum()  # one of the two is the true class
+    none = ((sizes - 1) * (sizes - 2) / ((k - 1) * (k - 2))).sum()
+    either = proportions[:, None] + proportions
+    return np.asarray(either * one + (1.0 - either) * none)
+
+
+def _statistic(sets: Bools, expected: Floats) -> float:
+    values = sets.astype(np.float64)
+    pairs = np.triu_indices(sets.shape[1], 1)
+    observed, e = (values.T @ values)[pairs], np.maximum(expected[pairs], 1e-12)
+    return float(2.0 * (observed * np.log(np.where(observed > 0, observed, 1.0) / e)).sum())

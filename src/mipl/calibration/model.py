@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mipl.calibration.candidate_model import estimate_candidates
+from mipl.calibration.candidate_model import by_chance, estimate_candidates
 from mipl.calibration.conformal import Bools, Conformal, Floats, fit_conformal
 from mipl.calibration.scaling import Evidence, Scaling, fit_scaling
 from mipl.data.bags import Bags
@@ -133,9 +133,10 @@ def calibrate(
 def _estimated(log_p: Floats, sets: Bools, rows: Ints) -> Evidence:
     """Return log P(S | y) (m, k) with rates estimated on some rows, or the sets where chance is not
     rejected."""
+    if by_chance(sets):
+        return sets
     chance = fit_scaling(log_p[rows], sets[rows])
-    model = estimate_candidates(chance.apply(log_p[rows]), sets[rows])
-    return sets if model is None or model.by_chance else model.log_likelihood(sets)
+    return estimate_candidates(chance.apply(log_p[rows]), sets[rows]).log_likelihood(sets)
 
 
 def _divide(bags: Bags, kind: str, set_share: float, seed: int) -> tuple[Ints, Ints]:

@@ -201,7 +201,7 @@ def _chance_line(p_value: float, way: str) -> str:
     """Return what the test of the false candidates says, and what the temperature rests on."""
     from mipl.calibration.candidate_model import LEVEL
 
-    if p_value >= LEVEL:
+    if p_value > LEVEL:
         return f"False candidates: chance is not rejected (p = {p_value:.2g})."
     used = (
         "the temperature uses a rate for each pair of classes and is approximate"
@@ -209,7 +209,7 @@ def _chance_line(p_value: float, way: str) -> str:
         else "the temperature assumes chance and may be too low; --set false_candidates=estimate uses a rate "
         "for each pair of classes (approximate)"
     )
-    return f"False candidates: they depend on the true class (chance: p = {p_value:.2g}); {used}."
+    return f"False candidates: some classes are candidates together more often than by chance (p = {p_value:.2g}); {used}."
 
 
 @app.command()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mipl.annotators import AnnotatorModel, Estimate, VoteTable
-from mipl.calibration.candidate_model import estimate_candidates
+from mipl.calibration.candidate_model import LEVEL, chance_p_value, estimate_candidates
 from mipl.calibration.scaling import (
     ENSEMBLE_RANGE,
     Evidence,
@@ -207,9 +207,10 @@ def out_of_fold(
         scaling = ensemble_scaling(log_p.numpy(), left_out.numpy().astype(np.bool_), sets)
         # the mean of the few that left a bag out has a temperature of its own
         own = ensemble_scaling(mean.numpy()[None], np.ones((1, len(sets)), dtype=np.bool_), sets)
-    model = None if votes is not None else estimate_candidates(own.apply(mean.numpy()), candidates.numpy())
-    if estimated and model is not None and not model.by_chance and score >= ENOUGH:
-        likely = model.log_likelihood(candidates.numpy())
+    by_chance = None if votes is not None else chance_p_value(candidates.numpy())
+    if estimated and by_chance is not None and by_chance <= LEVEL and score >= ENOUGH:
+        rates = estimate_candidates(own.apply(mean.numpy()), candidates.numpy())
+        likely = rates.log_likelihood(candidates.numpy())
         scaling = ensemble_scaling(log_p.numpy(), left_out.numpy().astype(np.bool_), likely)
     tempered = own.apply(mean.numpy())
     p, covered = np.exp(tempered), candidates.numpy()
@@ -225,8 +226,8 @@ def out_of_fold(
         "mean_confidence": float(p.max(axis=1).mean()),
         "temperature": scaling.temperature or 1.0,
     }
-    if model is not None:
-        quality["chance_p_value"] = model.p_value
+    if by_chance is not None:
+        quality["chance_p_value"] = by_chance
     return OutOfFold(tempered, scaling, score, quality, posterior, annotators)
 
 
