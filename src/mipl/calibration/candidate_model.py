@@ -87,58 +87,10 @@ def chance_p_value(sets: Bools) -> float | None:
     rng = rng_for("sets by chance")
     larger = 0
     for _ in range(SIMULATIONS):
+        truth = rng.choice(k, len(used), p=proportions)
         order = rng.random(used.shape)
-        order[np.arange(len(used)), rng.choice(k, len(used), p=proportions)] = -1.0  # the true label comes
-        first simulated = order.argsort(axis=1).argsort(axis=1) < sizes[:, None]
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
-        
+        order[np.arange(len(used)), truth] = -1.0  # first in the order
+        simulated = order.argsort(axis=1).argsort(axis=1) < sizes[:, None]
          larger += _statistic(simulated, expected) >= found
     return (1 + larger) / (1 + SIMULATIONS)
 

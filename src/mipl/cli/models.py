@@ -209,7 +209,8 @@ def _chance_line(p_value: float, way: str) -> str:
         else "the temperature assumes chance and may be too low; --set false_candidates=estimate uses a rate "
         "for each pair of classes (approximate)"
     )
-    return f"False candidates: some classes are candidates together more often than by chance (p = {p_value:.2g}); {used}."
+    found = f"some classes are candidates together more often than by chance (p = {p_value:.2g})"
+    return f"False candidates: {found}; {used}."
 
 
 @app.command()
