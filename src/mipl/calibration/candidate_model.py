@@ -91,7 +91,7 @@ def chance_p_value(sets: Bools) -> float | None:
         order = rng.random(used.shape)
         order[np.arange(len(used)), truth] = -1.0  # first in the order
         simulated = order.argsort(axis=1).argsort(axis=1) < sizes[:, None]
-         larger += _statistic(simulated, expected) >= found
+        larger += _statistic(simulated, expected) >= found
     return (1 + larger) / (1 + SIMULATIONS)
 
 
