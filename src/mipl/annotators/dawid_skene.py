@@ -12,7 +12,9 @@ TOLERANCE = 1e-5  # change of the log-likelihood per vote at which EM ends
 SMALLEST = 1e-10  # added to the counts, so that an unseen confusion is improbable and not impossible
 
 
-def dawid_skene(votes: VoteTable, steps: int = STEPS) -> tuple[Tensor, Tensor]:
+def dawid_skene(
+    votes: VoteTable, steps: int = STEPS, tolerance: float = TOLERANCE
+) -> tuple[Tensor, Tensor]:
     """Return the posterior (m, k) of the true classes and the confusion matrices (a, k, k), by EM.
 
     EM begins with the proportions of the votes (the majority vote). Bags without votes have the class
@@ -29,7 +31,7 @@ def dawid_skene(votes: VoteTable, steps: int = STEPS) -> tuple[Tensor, Tensor]:
         joint = classes.log() + votes.log_likelihood(confusion)[0]
         posterior = joint.softmax(dim=1)
         likelihood = float(joint[voted].logsumexp(dim=1).sum()) / max(len(votes.bag), 1)
-        if likelihood - before < TOLERANCE:
+        if likelihood - before < tolerance:
             break
         before = likelihood
     return posterior, confusion[0]
