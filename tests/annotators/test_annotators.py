@@ -53,7 +53,8 @@ def voted_bags(seed=0, m=40):
 
 @st.composite
 def tables(draw):
-    """Draw votes of several labels and gold labels among them, with matrices and posteriors of two members."""
+    """Draw votes of several labels and gold labels among them, with matrices and posteriors of two
+    members."""
     m, a, k = draw(st.integers(1, 6)), draw(st.integers(1, 4)), draw(st.integers(2, 4))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     rows = [row for row in itertools.product(range(m), range(a), range(k)) if rng.random() < 0.3]
