@@ -242,10 +242,14 @@ class AnnotatedLabels(PseudoLabels):
         return weights
 
     def of_member(self, member: int, rows: Tensor) -> PseudoLabels:
-        """Return a copy of the weights alone of one ensemble member for the bags at ``rows`` (b,)."""
+        """Return a copy of one ensemble member's table for the bags at ``rows`` (b,)."""
         index = member * (len(self.weights) // self._members) + rows
-        own = PseudoLabels(self.candidates[index])
-        own.weights = self.weights[index].clone()
+        own = AnnotatedLabels(
+            self.candidates[index],
+            self.model.votes.select(rows.cpu().numpy()),
+            confusion=self.memory["confusion"][member : member + 1].clone(),
+        )
+        own.weights, own.estimated = self.weights[index].clone(), self.estimated
         return own
 
     def balance_classes(self, proportions: Tensor, prior: Tensor, strength: Tensor) -> None:

@@ -166,6 +166,17 @@ def test_a_member_estimates_its_matrices_from_its_own_bags():
     assert not torch.allclose(found[0][1], found[1][1])
 
 
+def test_the_table_of_a_member_has_its_votes_and_matrices():
+    y, rows, _ = crowd(4)
+    whole = AnnotatedLabels(torch.ones(2 * len(y), 3, dtype=torch.bool), VoteTable.of(rows, len(y), 4, 3), 2)
+    whole.update(torch.arange(60, 120), torch.randn(60, 3, generator=torch.Generator().manual_seed(0)), 0.0)
+    own = torch.arange(20, 50)
+    part = whole.of_member(1, own)
+    assert torch.equal(part.weights, whole.weights[len(y) + own])
+    torch.testing.assert_close(part.log_votes, whole.log_votes[len(y) + own])
+    assert part.estimated
+
+
 def test_gold_labels_are_certain_and_no_annotator():
     y, rows, _ = crowd(3)
     gold = np.stack([np.arange(10), np.full(10, GOLD), y[:10]], axis=1)

@@ -12,9 +12,7 @@ TOLERANCE = 1e-5  # change of the log-likelihood per vote at which EM ends
 SMALLEST = 1e-10  # added to the counts, so that an unseen confusion is improbable and not impossible
 
 
-def dawid_skene(
-    votes: VoteTable, steps: int = STEPS, tolerance: float = TOLERANCE
-) -> tuple[Tensor, Tensor]:
+def dawid_skene(votes: VoteTable, steps: int = STEPS, tolerance: float = TOLERANCE) -> tuple[Tensor, Tensor]:
     """Return the posterior (m, k) of the true classes and the confusion matrices (a, k, k), by EM.
 
     EM begins with the proportions of the votes (the majority vote). Bags without votes have the class

@@ -45,6 +45,7 @@ class VoteTable:
     )
     by_bag: Tensor  # (m, n) sparse, 1 where a vote is on the bag
     shape: tuple[int, int, int]  # m, a, k
+    rows: NDArray[np.int64]  # (v, 3) bag, annotator, label
 
     @classmethod
     def of(
@@ -61,7 +62,17 @@ class VoteTable:
             _ones(cell, (n, (annotators + 1) * k), device),
             _ones(np.stack([pairs[:, 0], np.arange(n)]), (bags, n), device),
             (bags, annotators, k),
+            values,
         )
+
+    def select(self, bags: NDArray[np.int64]) -> VoteTable:
+        """Return the votes on some bags (b,), distinct and renumbered 0 … b − 1."""
+        m, a, k = self.shape
+        number = np.full(m, -1)
+        number[bags] = np.arange(len(bags))
+        rows = self.rows[number[self.rows[:, 0]] >= 0]
+        rows = np.column_stack([number[rows[:, 0]], rows[:, 1:]])
+        return VoteTable.of(rows, len(bags), a, k, self.bag.device)
 
     @property
     def voted(self) -> Tensor:
