@@ -222,6 +222,11 @@ def test_methods_that_need_the_set_refuse_votes(name):
         make_classifier(name, epochs=1).fit(voted_bags())
 
 
+def test_trust_and_annotators_exclude_each_other():
+    with pytest.raises(SettingError, match="leave trust out, or set votes=union"):
+        make_classifier("sam-cn", trust="estimate", epochs=1).fit(voted_bags())
+
+
 @pytest.mark.parametrize("way", ["union", "majority", "dawid-skene"])
 def test_votes_can_be_reduced_to_sets(way):
     bags = voted_bags()

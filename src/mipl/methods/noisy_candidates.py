@@ -12,6 +12,7 @@ from torch import Tensor
 from mipl.annotators import VoteTable, dawid_skene
 from mipl.data.bags import Bags
 from mipl.data.batch import BagBatch
+from mipl.errors import SettingError
 from mipl.methods.base import AttentionMethod, StepContext
 from mipl.nn.network import AttentionNetwork, Output
 from mipl.pseudo_labels import AnnotatedLabels, PseudoLabels
@@ -43,7 +44,14 @@ class NoisyCandidatesMethod(AttentionMethod[AttentionNetwork]):
 
     def training_bags(self, bags: Bags) -> Bags:
         """Return the bags with their votes, or with the candidate sets that ``votes`` makes of them."""
-        if bags.votes is None or self.votes == "annotators":
+        if bags.votes is None:
+            return bags
+        if self.votes == "annotators":
+            if self.trust != 1:
+                raise SettingError(
+                    "trust is for candidate sets; the annotator model estimates itself how often votes are "
+                    "right: leave trust out, or set votes=union."
+                )
             return bags
         return without_votes(bags, self.votes)
 
