@@ -68,8 +68,9 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The name of the data set, file or folder, with the noise that is added."""
+        """The name of the data set, file or folder, with votes and the noise that is added."""
         name = self.data if self.data in DATASETS else Path(self.data).resolve().name
+        name += "" if self.votes is None else " with votes"
         return name + "".join(f" {kind} noise {fraction:g}" for kind, fraction in self._noise() if fraction)
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 
 from mipl.annotators.model import GOLD
 from mipl.data.bags import Bags
+from mipl.data.candidates import BoolArray, IntArray
 from mipl.data.formats.table import read_label_table
 from mipl.data.votes import Votes
 from mipl.errors import DataError, listed, suggest
@@ -38,42 +39,46 @@ def with_votes(bags: Bags, votes: Votes, gold: Mapping[str, str] | None = None) 
         DataError: a vote or gold label is for an unknown bag or class.
     """
     row = {bag: i for i, bag in enumerate(bags.ids.tolist())}
-    named = dict(gold or {})
-    if unknown := sorted({*votes.ids, *named} - row.keys()):
+    known = dict(gold or {})
+    if unknown := sorted({*votes.ids, *known} - row.keys()):
         raise DataError(f"{len(unknown)} bags with votes are not in the data: {listed(unknown)}.")
+    named = {*votes.classes, *known.values()}
     numbered = bool(bags.classes) and isinstance(bags.classes[0], int)
-    kept = bool(bags.classes) and (not numbered or all(name.isdecimal() for name in votes.classes))
-    classes = bags.classes if kept else tuple(sorted({*votes.classes, *named.values()}))
+    kept = bool(bags.classes) and (not numbered or all(name.isdecimal() for name in named))
+    classes = bags.classes if kept else tuple(sorted(named))
     column = {str(name): j for j, name in enumerate(classes)}
-    for name in (*votes.classes, *named.values()):
-        if name not in column:
-            raise DataError(f"There is a vote for '{name}', which is not a class.{suggest(name, column)}")
+    for name in sorted(named - column.keys()):
+        raise DataError(f"There is a vote for '{name}', which is not a class.{suggest(name, column)}")
     bag_of = np.array([row[bag] for bag in votes.ids], dtype=np.int64)
     label_of = np.array([column[name] for name in votes.classes], dtype=np.int64)
     cast = np.stack([bag_of[votes.bag], votes.annotator, label_of[votes.label]], axis=1)
-    known = np.array([[row[bag], GOLD, column[name]] for bag, name in named.items()], dtype=np.int64)
-    sets = np.zeros((len(bags), len(classes)), dtype=np.bool_)
-    sets[cast[:, 0], cast[:, 2]] = True
-    empty = ~sets.any(axis=1)
-    sets[empty] = bags.candidates[empty] if kept and bags.candidates is not None else True
-    for i, _, label in known:
-        sets[i] = np.arange(len(classes)) == label
+    certain = np.array([[row[bag], GOLD, column[name]] for bag, name in known.items()], dtype=np.int64)
     labels, groups = bags.labels if kept else None, bags.groups
-    if labels is None and votes.truth is not None and set(votes.ids) == row.keys():
-        labels = np.empty(len(bags), dtype=np.int64)
-        labels[bag_of] = label_of[votes.truth]
-    if groups is None and votes.groups is not None and set(votes.ids) == row.keys():
-        of_bag = dict(zip(votes.ids, votes.groups, strict=True))
-        groups = np.array([of_bag[bag] for bag in row], dtype=np.str_)
+    complete = set(votes.ids) == row.keys()
+    if labels is None and votes.truth is not None and complete:
+        labels = label_of[votes.truth][bag_of.argsort()]
+    if groups is None and votes.groups is not None and complete:
+        groups = np.array(votes.groups, dtype=np.str_)[bag_of.argsort()]
     return dataclasses.replace(
         bags,
         classes=classes,
-        candidates=sets,
+        candidates=_sets(cast, certain, len(classes), bags, bags.candidates if kept else None),
         labels=labels,
         instance_labels=bags.instance_labels if kept else None,
         groups=groups,
         weights=None,
         missing_truth=True,
-        votes=np.concatenate([cast, known.reshape(-1, 3)]),
+        votes=np.concatenate([cast, certain.reshape(-1, 3)]),
         annotators=votes.annotators,
     )
+
+
+def _sets(cast: IntArray, certain: IntArray, k: int, bags: Bags, own: BoolArray | None) -> BoolArray:
+    """Return the union of the votes (m, k), the gold label, or for bags without votes their own set."""
+    sets = np.zeros((len(bags), k), dtype=np.bool_)
+    sets[cast[:, 0], cast[:, 2]] = True
+    unvoted = ~sets.any(axis=1)
+    sets[unvoted] = True if own is None else own[unvoted]
+    for i, _, label in certain:
+        sets[i] = np.arange(k) == label
+    return sets
