@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from mipl.annotators import AnnotatorModel, VoteTable
 from mipl.losses import candidate_log_softmax
 
 INITIAL_TRUST = 0.9  # starting point of the estimate
 PRIOR_COUNT = 10.0  # pseudo-count of correct sets of each size, so that a few bags do not discredit a size
 EM_STEPS = 10  # per epoch: with a single step, networks overfit wrong sets before the estimate has converged
+VOTE_STEPS = 3  # of EM for confusion matrices per epoch
 DECAY = 0.05  # rate of the moving average of the class proportions
 MAX_TRUST = 1.0 - 1e-6  # upper limit of the estimate, so that later evidence can still change it
 
@@ -173,7 +175,93 @@ class PseudoLabels:
             for overall, own in zip(mean, trust, strict=True)
         ]
 
+    def estimate(self, add: Callable[[Iterable[Tensor]], None], *, warmup: bool) -> list[dict[str, float]]:
+        """Re-estimate the observation model after an epoch; return for each member the values to report."""
+        return self.estimate_trust(add, warmup=warmup)
+
     def _sums(self, values: Tensor) -> Tensor:
         """Return the sums (members, k + 1) of one value per bag (m,), by member and size of set."""
         trust = self.memory["trust"]
         return torch.bincount(self._trust_index, values.to(trust), trust.numel()).view_as(trust)
+
+
+class AnnotatedLabels(PseudoLabels):
+    """Pseudo-label weights of bags with votes: p̃ ∝ p_c P(votes | c), over all classes.
+
+    P(votes | c) is the product of an annotator's probabilities of the labels they gave, from confusion
+    matrices that each member estimates from the bags it learns from. For a bag without votes it is the
+    indicator of the candidate set. Class balancing is not used: votes determine the class proportions.
+
+    Args:
+        candidates: (members · m, k) bool: the union of a bag's votes, or the set of a bag without votes.
+        votes: the votes on the m bags.
+        members: the number of networks that are trained together.
+        seen: (members, m) 1 where a member learns from a bag; all of them if None.
+        confusion: (members, a, k, k) matrices that are known and stay fixed; estimated if None.
+        add: sums tensors in place over the processes of a distributed training.
+    """
+
+    def __init__(
+        self,
+        candidates: Tensor,
+        votes: VoteTable,
+        members: int = 1,
+        seen: Tensor | None = None,
+        confusion: Tensor | None = None,
+        add: Callable[[Iterable[Tensor]], None] = lambda tensors: None,
+    ) -> None:
+        super().__init__(candidates, members=members)
+        self.model = AnnotatorModel(votes, members, seen, add)
+        self.estimated = confusion is None
+        self._set_confusion(self.model.from_votes().confusion if confusion is None else confusion)
+        self.weights = self.log_votes.softmax(dim=1).to(self.weights)
+        self._log_p = torch.full_like(self.weights, torch.nan)  # predictions of the last epoch
+
+    @property
+    def log_votes(self) -> Tensor:
+        """log P(votes | class) (members · m, k)."""
+        if self._computed_from is not self.memory["confusion"]:  # resumed from a checkpoint
+            self._set_confusion(self.memory["confusion"])
+        return self._log_votes
+
+    def _set_confusion(self, confusion: Tensor) -> None:
+        self.memory["confusion"] = self._computed_from = confusion
+        unvoted = ~self.model.votes.voted.repeat(self._members)[:, None]
+        log_votes = self.model.votes.log_likelihood(confusion).flatten(0, 1)
+        log_votes = log_votes.masked_fill(unvoted & ~self.candidates, -torch.inf)
+        self._log_votes = log_votes.to(self.weights)
+
+    def update(self, index: Tensor, logits: Tensor, alpha: float) -> Tensor:
+        """Set w ← α w + (1 − α) p̃ (Eq. 15) for the bags at ``index`` (b,) with predictions (b, k)."""
+        with torch.no_grad():
+            logits = logits.detach()
+            self._log_p[index] = logits.log_softmax(dim=1).to(self._log_p)
+            predicted = (logits + self.log_votes[index]).softmax(dim=1)
+            weights = alpha * self.weights[index] + (1.0 - alpha) * predicted.to(self.weights)
+            self.weights[index] = weights
+        return weights
+
+    def of_member(self, member: int, rows: Tensor) -> PseudoLabels:
+        """Return a copy of one ensemble member's table for the bags at ``rows`` (b,)."""
+        index = member * (len(self.weights) // self._members) + rows
+        own = AnnotatedLabels(
+            self.candidates[index],
+            self.model.votes.select(rows.cpu().numpy()),
+            confusion=self.memory["confusion"][member : member + 1].clone(),
+        )
+        own.weights, own.estimated = self.weights[index].clone(), self.estimated
+        return own
+
+    def balance_classes(self, proportions: Tensor, prior: Tensor, strength: Tensor) -> None:
+        """Do nothing: votes determine the class proportions."""
+
+    def estimate(self, add: Callable[[Iterable[Tensor]], None], *, warmup: bool) -> list[dict[str, float]]:
+        """Re-estimate the confusion matrices by EM from the predictions of the epoch."""
+        if not self.estimated:
+            return []
+        log_p = self._log_p.view(self._members, -1, self._log_p.shape[1])
+        log_p = log_p.double().nan_to_num(nan=0.0)  # a bag that has not been seen: no prediction
+        found = self.model.fit(log_p, self.memory["confusion"], VOTE_STEPS)
+        self._set_confusion(found.confusion)
+        right = found.counts.diagonal(dim1=2, dim2=3).sum(dim=(1, 2)) / found.counts.sum(dim=(1, 2, 3))
+        return [{"votes_right": float(share)} for share in right]

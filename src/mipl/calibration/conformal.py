@@ -106,7 +106,11 @@ class Conformal:
 
 
 def fit_conformal(
-    probabilities: Floats, sets: Bools, way: str = "labels", rng: np.random.Generator | None = None
+    probabilities: Floats,
+    sets: Bools,
+    way: str = "labels",
+    rng: np.random.Generator | None = None,
+    odds: Floats | None = None,
 ) -> Conformal:
     """Compute the conformity scores of calibration bags.
 
@@ -115,6 +119,9 @@ def fit_conformal(
         sets: (n, k) candidate sets, or sets of the true label alone.
         way: Which candidate is scored in place of the true label: a key of ``GUARANTEES``.
         rng: Random generator, needed for ``drawn`` only.
+        odds: (n, k) P(S | y) up to a factor per bag, for ``drawn`` where sets are not equally probable under
+        each
+            of their labels.
     """
     if way not in GUARANTEES:
         raise SettingError(f"There is no way '{way}' to score candidates.{suggest(way, GUARANTEES)}")
@@ -130,7 +137,8 @@ def fit_conformal(
     else:
         label = np.where(sets, s, np.inf).argmin(axis=1)  # the most probable candidate
         if way == "drawn":
-            label = _draw_candidates(probabilities, sets, label, rng)
+            likely = probabilities if odds is None else probabilities * odds
+            label = _draw_candidates(likely, sets, label, rng)
         score = s[np.arange(len(s)), label]
         by_class = [score[label == j] for j in range(k)]
     return Conformal(

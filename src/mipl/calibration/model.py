@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from mipl.calibration.candidate_model import by_chance, estimate_candidates
 from mipl.calibration.conformal import Bools, Conformal, Floats, fit_conformal
-from mipl.calibration.scaling import Scaling, fit_scaling
+from mipl.calibration.scaling import Evidence, Scaling, fit_scaling
 from mipl.data.bags import Bags
 from mipl.data.candidates import candidate_matrix, label_array
 from mipl.data.features import aligned
@@ -23,6 +24,7 @@ from mipl.seeding import rng_for
 FORMAT = "mipl-calibration-1"
 FILE = "calibration.json"
 BY = ("labels", "candidates")
+WAYS = ("chance", "estimate")
 Model = TypeVar("Model")
 Ints = npt.NDArray[np.int64]
 
@@ -70,6 +72,7 @@ def calibrate(
     kind: str = "temperature",
     set_share: float = 0.5,
     candidate: str = "worst",
+    false_candidates: str = "chance",
     seed: int = 0,
 ) -> Model:
     """Return a copy of a trained classifier with calibrated probabilities and prediction sets.
@@ -83,10 +86,21 @@ def calibrate(
             the scaling would look better than new ones. One bag per group (patient) is scored.
         candidate: Which candidate replaces the true label in the scores (worst, drawn or best); see
             `mipl.calibration.conformal`.
+        false_candidates: ``chance``, or ``estimate``: by candidates, where a test rejects that false
+        candidates
+            come by chance, the temperature and the way ``drawn`` use P(S | y) with a rate per pair of
+            classes. Both are then approximate.
         seed: Seed of the random choices.
     """
     if by not in BY:
         raise SettingError(f"Calibrate by labels or candidates, not by '{by}'.{suggest(by, BY)}")
+    if false_candidates not in WAYS or (
+        false_candidates == "estimate" and (by, kind) == ("candidates", "vector")
+    ):
+        raise SettingError(
+            f"false_candidates (--false-candidates) is {false_candidates}: give chance, or estimate for "
+            "candidates with the kind 'temperature'."
+        )
     if not 0 <= set_share <= 1:
         raise SettingError(f"set_share (--set-share) is {set_share}: give a fraction between 0 and 1.")
     calibrated: Any = copy.copy(model)
@@ -95,8 +109,11 @@ def calibrate(
     sets = truth_of(calibrated, bags) if by == "labels" else candidates_of(calibrated, bags)
     scored, scaled = _divide(bags, kind, set_share, seed)
     log_p = calibrated.predict_log_proba(bags)
-    scaling = None if kind == "none" else fit_scaling(log_p[scaled], sets[scaled], kind)
-    if scaling is not None and fit_scaling(log_p[scaled], sets[scaled]).at_limit:
+    evidence: Evidence = sets
+    if by == "candidates" and false_candidates == "estimate":
+        evidence = _estimated(log_p, sets, scaled if len(scaled) else scored)
+    scaling = None if kind == "none" else fit_scaling(log_p[scaled], evidence[scaled], kind)
+    if scaling is not None and fit_scaling(log_p[scaled], evidence[scaled]).at_limit:
         raise DataError(
             f"The {len(scaled)} bags do not determine the temperature, because the likelihood grows with the "
             "confidence without limit: use more bags, or true labels in place of candidates, or no scaling."
@@ -105,10 +122,21 @@ def calibrate(
     if len(scored):
         p = np.exp(log_p if scaling is None else scaling.apply(log_p))
         way = "labels" if by == "labels" else candidate
-        conformal = fit_conformal(p[scored], sets[scored], way, rng_for("conformal", seed))
+        rng = rng_for("conformal", seed)
+        odds = None if evidence is sets else np.exp(evidence - evidence.max(axis=1, keepdims=True))[scored]
+        conformal = fit_conformal(p[scored], sets[scored], way, rng, odds)
     digest = aligned(bags, calibrated.trained_on_.get("feature_names")).content_digest()
     calibrated.calibration_ = Calibration(by, digest, len(bags), scaling, conformal)
     return calibrated  # type: ignore[no-any-return]
+
+
+def _estimated(log_p: Floats, sets: Bools, rows: Ints) -> Evidence:
+    """Return log P(S | y) (m, k) with rates estimated on some rows, or the sets where chance is not
+    rejected."""
+    if by_chance(sets):
+        return sets
+    chance = fit_scaling(log_p[rows], sets[rows])
+    return estimate_candidates(chance.apply(log_p[rows]), sets[rows]).log_likelihood(sets)
 
 
 def _divide(bags: Bags, kind: str, set_share: float, seed: int) -> tuple[Ints, Ints]:

@@ -21,6 +21,7 @@ from mipl.errors import DataError, SettingError, suggest
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+Evidence = Bools | Floats  # (m, k): sets, or log P(what annotators said of a bag | class)
 KINDS = ("temperature", "vector")
 FLOOR = -700.0  # a probability of 0 has no logarithm; below this exp is 0 in any case
 ENSEMBLE_RANGE = (0.25, 16.0)  # of T: beyond it, the members themselves are wrong
@@ -69,13 +70,23 @@ def log_sum(scores: Floats) -> Floats:
     return np.asarray(top + np.log(np.exp(scores - top[:, None]).sum(axis=1)))
 
 
-def set_loss(scores: Floats, sets: Bools) -> Floats:
-    """Return −log Σ_S p (m,), where p is the softmax of the scores (m, k) and S a row of sets (m, k)."""
-    return log_sum(scores) - log_sum(np.where(sets, scores, -np.inf))
+def set_loss(scores: Floats, sets: Evidence) -> Floats:
+    """Return −log Σ_S p (m,), where p is the softmax of the scores (m, k) and S a row of sets (m, k).
+
+    With log-likelihoods in place of sets it is −log Σ_c p_c P(evidence | c).
+    """
+    return log_sum(scores) - log_sum(with_evidence(scores, sets))
 
 
-def fit_scaling(log_p: Floats, sets: Bools, kind: str = "temperature") -> Scaling:
+def with_evidence(scores: Floats, sets: Evidence) -> Floats:
+    """Return the log of p_c [c ∈ S], or of p_c P(evidence | c), (m, k) up to a constant per row."""
+    return np.where(sets, scores, -np.inf) if sets.dtype == np.bool_ else scores + sets
+
+
+def fit_scaling(log_p: Floats, sets: Evidence, kind: str = "temperature") -> Scaling:
     """Fit the scaling that maximises the likelihood of sets (m, k) given log-probabilities (m, k).
+
+    For temperature scaling, the sets may be log-likelihoods log P(S | class) instead.
 
     A bag with a true label has the set that contains only this label. Vector scaling has 2k parameters, too
     many for a few bags: it is shrunk towards temperature scaling by the penalty
@@ -83,9 +94,10 @@ def fit_scaling(log_p: Floats, sets: Bools, kind: str = "temperature") -> Scalin
     """
     if kind not in KINDS:
         raise SettingError(f"There is no kind of scaling '{kind}'.{suggest(kind, KINDS)}")
-    if log_p.shape != sets.shape or not len(log_p) or not sets.any(axis=1).all():
+    possible = sets if sets.dtype == np.bool_ else sets > -np.inf
+    if log_p.shape != sets.shape or not len(log_p) or not possible.any(axis=1).all():
         raise DataError("Scaling needs at least one bag, and a candidate for each bag.")
-    if sets.all():
+    if sets.dtype == np.bool_ and sets.all():
         raise DataError("Every class is a candidate of every bag: such sets say nothing about a model.")
     z = np.maximum(log_p, FLOOR)
     k = z.shape[1]
@@ -104,7 +116,7 @@ def fit_scaling(log_p: Floats, sets: Bools, kind: str = "temperature") -> Scalin
     return Scaling(kind, tuple(done.x[:k].tolist()), tuple(done.x[k:].tolist()))
 
 
-def softest_scaling(log_p: Floats, sets: Bools) -> Scaling:
+def softest_scaling(log_p: Floats, sets: Evidence) -> Scaling:
     """Return the highest temperature that the sets (m, k) do not reject, two standard errors above the best.
 
     For a model that has not learned anything: a few bags with large sets hardly determine the temperature.
@@ -119,7 +131,7 @@ def softest_scaling(log_p: Floats, sets: Bools) -> Scaling:
     )
 
 
-def ensemble_scaling(log_p: Floats, left_out: Bools, sets: Bools, networks: int) -> Scaling:
+def ensemble_scaling(log_p: Floats, left_out: Bools, sets: Evidence, networks: int) -> Scaling:
     """Return the temperature of the mean of some networks, from out-of-fold predictions of others like them.
 
     A mean of networks is less confident and more often right than one of them, and the more so the more
@@ -131,21 +143,21 @@ def ensemble_scaling(log_p: Floats, left_out: Bools, sets: Bools, networks: int)
     Args:
         log_p: (e, m, k) log-probabilities of e members.
         left_out: (e, m) whether a member did not learn from a bag; as many members for every bag.
-        sets: (m, k) candidate sets.
+        sets: (m, k) candidate sets, or log-likelihoods of the votes.
         networks: n, the number of networks whose mean is to be scaled.
     """
     k = log_p.shape[2]
     each = int(left_out[:, 0].sum())
     rows = [np.flatnonzero(column) for column in left_out.T]
     unseen = log_p[np.array(rows).T, np.arange(log_p.shape[1])]  # (each, m, k)
-    alone = _log_temperature(unseen.reshape(-1, k), np.tile(sets, (each, 1)), 1.0 / each)
+    alone = _log_temperature(unseen.reshape(-1, k), np.concatenate([sets] * each), 1.0 / each)
     mean = _log_temperature(np.logaddexp.reduce(unseen, axis=0) - np.log(each), sets, 1.0)
     slope = (alone - mean) / (1.0 - each**-0.5) if each > 1 else 0.0
     log_t = np.clip(mean + slope * (networks**-0.5 - each**-0.5), *np.log(ENSEMBLE_RANGE))
     return Scaling("temperature", (float(np.exp(-log_t)),) * k, (0.0,) * k)
 
 
-def _log_temperature(log_p: Floats, sets: Bools, weight: float) -> float:
+def _log_temperature(log_p: Floats, sets: Evidence, weight: float) -> float:
     """Return log T of the maximum posterior, with ``weight`` on the likelihood of every bag (m, k)."""
     z = np.maximum(log_p, FLOOR)
 
@@ -159,7 +171,7 @@ def _log_temperature(log_p: Floats, sets: Bools, weight: float) -> float:
     return float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x)
 
 
-def _sharpness(z: Floats, sets: Bools) -> float:
+def _sharpness(z: Floats, sets: Evidence) -> float:
     """Return 1/T of the maximum likelihood.
 
     With labels the loss is convex in 1/T; with sets it is a difference of convex functions and may have

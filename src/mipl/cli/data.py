@@ -11,6 +11,7 @@ from rich.table import Table
 
 from mipl.cli.app import DataArg, JsonOpt, app, console, features_line, print_json
 from mipl.cli.options import DataOptions, IgnoreOpt, RawOpt, ROpt, expand_options
+from mipl.errors import SettingError
 
 data_app = typer.Typer(
     no_args_is_help=True, help="Data sets by name, file formats, annotators' votes, images."
@@ -207,6 +208,16 @@ class VoteOptions:
             "--min-share", min=0.0, max=1.0, help="Fraction of a bag's votes needed for a candidate label."
         ),
     ] = 0.0
+    mass: Annotated[
+        float | None,
+        typer.Option(
+            "--mass",
+            min=0.0,
+            max=1.0,
+            help="In place of these: the smallest set with this posterior probability, from a confusion "
+            "matrix for each annotator.",
+        ),
+    ] = None
     weights: Annotated[
         bool,
         typer.Option("--weights", help="Also write the vote proportions as initial candidate weights."),
@@ -220,7 +231,8 @@ def votes(
         Path,
         typer.Argument(
             metavar="VOTES",
-            help="CSV, TSV, XLSX or Parquet: bag_id, annotator, label, or one column per annotator.",
+            help="CSV, TSV, XLSX or Parquet: bag_id, annotator, label, or one column per annotator; or "
+            "answers.json.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="CSV to write, for --labels.")],
@@ -228,12 +240,19 @@ def votes(
     ignore: IgnoreOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Turn annotators' votes into candidate sets, and report the agreement between annotators."""
+    """Turn votes into a table of candidate sets, for methods that do not use who voted for what."""
     from mipl.data import votes as v
     from mipl.data.formats.table import write_labels
 
     given = v.read_votes(table, ignore=ignore or ())
-    candidates = v.candidates(given, min_votes=options.min_votes, min_share=options.min_share)
+    if options.mass is None:
+        candidates = v.candidates(given, min_votes=options.min_votes, min_share=options.min_share)
+    elif options.min_votes > 1 or options.min_share or options.weights:
+        raise SettingError(
+            "--mass chooses the sets by probability: leave out --min-votes, --min-share and --weights."
+        )
+    else:
+        candidates = v.posterior_candidates(given, options.mass)
     truth, groups = given.truth, given.groups
     write_labels(
         out,
@@ -245,29 +264,13 @@ def votes(
         weights=v.weights(given, candidates) if options.weights else None,
     )
     outside = 0 if truth is None else int((~candidates[range(len(truth)), truth]).sum())
-    agreement = v.agreement(given)
     mean = float(candidates.sum(axis=1).mean())
     if as_json:
-        print_json({"out": str(out), "candidates": mean, "agreement": agreement, "truths_outside": outside})
+        print_json({"out": str(out), "candidates": mean, "truths_outside": outside})
         return
-    _print_agreement(f"{len(given.ids)} bags, {table.name}", agreement)
     saved = ("" if groups is None else ", patients") + ("" if truth is None else ", true labels")
     option = " --missing-truth" if outside else ""
     typer.echo(f"{mean:.2f} candidates per bag{saved}; written to {out}: use it with --labels {out}{option}")
-
-
-def _print_agreement(title: str, agreement: dict[str, Any]) -> None:
-    overall = Table("agreement", "value", title=title, title_justify="left")
-    annotators = Table("annotator", "agreement with the majority of the others")
-    for key, value in agreement.items():
-        if isinstance(value, dict):
-            for annotator, rate in value.items():
-                annotators.add_row(str(annotator), "n/a" if rate is None or rate != rate else f"{rate:.3f}")
-        else:
-            overall.add_row(key.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value))
-    console().print(overall)
-    if annotators.row_count:
-        console().print(annotators)
 
 
 @data_app.command()

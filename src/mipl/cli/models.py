@@ -180,13 +180,37 @@ def _print_fit(classifier: Any, bags: Any, method: str, out: Path, seconds: floa
     typer.echo(
         f"{bags!r}\n{method} trained for {len(losses)} epochs in {seconds:.1f} s; model written to {out}"
     )
+    sets = "candidate set" if classifier.annotators_ is None else "votes"
     if held_out is not None:
         typer.echo(
             f"Out-of-fold, without true labels: {100 * held_out['covering_rate']:.1f}% of the predictions "
-            f"inside the candidate set, estimated accuracy {100 * held_out['approximated_accuracy']:.1f}%, "
+            f"inside the {sets}, estimated accuracy {100 * held_out['approximated_accuracy']:.1f}%, "
             f"mean confidence {100 * held_out['mean_confidence']:.1f}%; signal {held_out['signal']:.1f} "
             f"standard errors, temperature {held_out['temperature']:.2f}."
         )
+        if "chance_p_value" in held_out:
+            typer.echo(_chance_line(held_out["chance_p_value"], classifier.recipe_.false_candidates))
+    if classifier.annotators_ is not None:
+        typer.echo(
+            f"{len(bags.annotators)} annotators, with a confusion matrix each, estimated out of fold: "
+            "'mipl annotators' reports their quality."
+        )
+
+
+def _chance_line(p_value: float, way: str) -> str:
+    """Return what the test of the false candidates says, and what the temperature rests on."""
+    from mipl.calibration.candidate_model import LEVEL
+
+    if p_value > LEVEL:
+        return f"False candidates: chance is not rejected (p = {p_value:.2g})."
+    used = (
+        "the temperature uses a rate for each pair of classes and is approximate"
+        if way == "estimate"
+        else "the temperature assumes chance and may be too low; --set false_candidates=estimate uses a rate "
+        "for each pair of classes (approximate)"
+    )
+    found = f"some classes are candidates together more often than by chance (p = {p_value:.2g})"
+    return f"False candidates: {found}; {used}."
 
 
 @app.command()

@@ -95,6 +95,19 @@ class DataOptions:
             "patient.",
         ),
     ] = None
+    votes: Annotated[
+        Path | None,
+        typer.Option(
+            "--votes",
+            metavar="FILE",
+            help="Annotators' votes, as a long or wide table or answers.json; sam-cn and other CDL and MDL "
+            "methods learn a confusion matrix for each annotator.",
+        ),
+    ] = None
+    gold: Annotated[
+        Path | None,
+        typer.Option("--gold", metavar="FILE", help="With --votes: bag_id, label of bags known for certain."),
+    ] = None
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Leave out the slides of --labels that have no file.")
     ] = False
@@ -119,6 +132,8 @@ class DataOptions:
             self.skip_missing,
             ignore=tuple(self.ignore or ()),
             missing_truth=self.missing_truth,
+            votes=path_text(self.votes),
+            gold=path_text(self.gold),
             **noise,  # type: ignore[arg-type]
         )
 

@@ -42,6 +42,14 @@ class CalibrationOptions:
             help="With --by candidates, the candidate scored for prediction sets: worst, drawn or best.",
         ),
     ] = "worst"
+    false_candidates: Annotated[
+        str,
+        typer.Option(
+            "--false-candidates",
+            help="With --by candidates: chance, or estimate (approximate): a rate per pair of classes where "
+            "a test rejects chance.",
+        ),
+    ] = "chance"
 
 
 @app.command()

@@ -12,6 +12,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from mipl.data.annotations import select_votes
 from mipl.data.candidates import (
     NO_CANDIDATES,
     BoolArray,
@@ -80,6 +81,8 @@ class Bags:
     missing_truth: bool = False  # a true label may be outside its candidate set
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     feature_names: tuple[str, ...] | None = None  # d names of the columns, for vectors
+    votes: IntArray | None = None  # (v, 3) bag, annotator (−1: a gold label), label
+    annotators: tuple[str, ...] = ()  # names
 
     def __post_init__(self) -> None:
         validate(self)
@@ -173,6 +176,8 @@ class Bags:
             labels=self.labels if same else None,
             instance_labels=self.instance_labels if same else None,
             weights=None,
+            votes=None,
+            annotators=(),
         )
 
     def save(self, path: str | Path) -> None:
@@ -320,7 +325,7 @@ class Bags:
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def content_digest(self, visit: Callable[[Array], None] | None = None) -> str:
-        """Return a hash of instances, sizes, candidate sets, labels, weights and classes.
+        """Return a hash of instances, sizes, candidate sets, labels, weights, votes and classes.
 
         Ids and groups do not change it, so it tells whether a model was trained on these bags. The hash is
         cached.
@@ -370,6 +375,8 @@ class Bags:
             value = getattr(self, field.name)
             if value is not None and field.name in PER_BAG:
                 value = value[index]
+            elif value is not None and field.name == "votes":
+                value = select_votes(value, index)
             object.__setattr__(selected, field.name, value)
         selected._freeze()
         return selected

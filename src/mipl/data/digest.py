@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def content_hash(bags: Bags, visit: Callable[[NDArray[Any]], None] | None = None) -> str:
-    """Hash instances, sizes, candidate sets, labels, weights and classes.
+    """Hash instances, sizes, candidate sets, labels, weights, votes and classes.
 
     Args:
         bags: the bags.
@@ -31,4 +31,7 @@ def content_hash(bags: Bags, visit: Callable[[NDArray[Any]], None] | None = None
     for array in (bags.sizes, bags.candidates, bags.labels, bags.weights):
         state.update(str(None if array is None else array.shape).encode())
         state.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
+    if bags.votes is not None:  # only then, so that bags without votes keep their hash
+        state.update(f"votes {len(bags.annotators)}".encode())
+        state.update(np.ascontiguousarray(bags.votes).tobytes())
     return state.hexdigest()

@@ -15,6 +15,8 @@ from mipl.data.formats.partial_mat import is_partial_mat, read_partial_mat
 from mipl.data.formats.table import apply_label_table
 from mipl.data.formats.tidy import read_tidy, write_tidy
 from mipl.data.noise import drop_instances, remove_true_label
+from mipl.data.voted_bags import read_gold, with_votes
+from mipl.data.votes import read_votes
 from mipl.errors import SettingError, StorageError, suggest
 from mipl.files import check_folder, check_place
 from mipl.machine import memory
@@ -61,11 +63,14 @@ class Source:
     attribute_noise: float = 0.0  # fraction of the instances of every bag that are dropped
     ignore: tuple[str, ...] = ()  # columns of a table that are not features
     missing_truth: bool = False  # allow true labels outside their candidate sets
+    votes: str | None = None  # table of annotators' votes
+    gold: str | None = None  # table of labels that are known to be true
 
     @property
     def name(self) -> str:
-        """The name of the data set, file or folder, with the noise that is added."""
+        """The name of the data set, file or folder, with votes and the noise that is added."""
         name = self.data if self.data in DATASETS else Path(self.data).resolve().name
+        name += "" if self.votes is None else " with votes"
         return name + "".join(f" {kind} noise {fraction:g}" for kind, fraction in self._noise() if fraction)
 
     @property
@@ -84,6 +89,9 @@ class Source:
         """Read or build the bags."""
         self._check_options()
         bags = self._open()
+        if self.votes is not None:
+            gold = None if self.gold is None else read_gold(Path(self.gold))
+            bags = with_votes(bags, read_votes(Path(self.votes)), gold)
         if self.missing_truth and not bags.missing_truth:
             bags = dataclasses.replace(bags, missing_truth=True)
         if self.class_noise:
@@ -103,6 +111,10 @@ class Source:
                     f"{option} {value} is for a data set by name, but {path} is a file or folder: "
                     "leave the option out."
                 )
+        if self.gold is not None and self.votes is None:
+            raise SettingError(
+                "--gold adds known labels to --votes: give both, or candidate sets with --labels."
+            )
         if self.skip_missing and (built or path.is_file()):
             raise SettingError(f"--skip-missing is for a folder of slides, which {self.data} is not.")
         if self.ignore and (built or path.suffix.lower() not in TABLES):

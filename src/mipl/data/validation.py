@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mipl.data.annotations import validate_votes
 from mipl.data.candidates import IntArray
 from mipl.errors import DataError, listed
 
@@ -28,6 +29,7 @@ KINDS = {  # dtype kinds of NumPy: i and u integers, f floats, b booleans, U tex
     "coordinates": "iuf",
     "groups": "U",
     "weights": "f",
+    "votes": "i",
 }
 
 
@@ -134,6 +136,8 @@ def validate(bags: Bags) -> None:
     _validate_features(bags)
     _validate_instances(bags)
     _validate_labels(bags)
+    if bags.votes is not None:
+        validate_votes(bags.votes, bags.annotators, bags.ids.tolist(), bags.k)
 
 
 def _validate_types(bags: Bags) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mipl.annotators import VoteTable, posterior_sets, votes_alone
 from mipl.data.candidates import BoolArray, IntArray
+from mipl.data.formats.cells import as_text, opened
 from mipl.data.formats.header import (
     GROUPS,
     check_classes,
@@ -25,8 +28,8 @@ from mipl.data.formats.header import (
 from mipl.data.formats.table import Rows, complete, read_rows, split_names
 from mipl.errors import DataError, MiplNotice, SettingError, listed
 
-IDS = ("bag_id", "slide_id", "bag")
-ANNOTATORS = ("annotator", "rater")
+IDS = ("bag_id", "slide_id", "bag", "task")  # task, worker and label: crowd-kit's names
+ANNOTATORS = ("annotator", "rater", "worker")
 LABELS = ("label", "vote")
 
 
@@ -51,9 +54,10 @@ class Votes:
 
 
 def read_votes(path: Path, *, ignore: Iterable[str] = ()) -> Votes:
-    """Read votes from a table (CSV, TSV, XLSX or Parquet) with a column ``bag_id``, ``slide_id`` or ``bag``.
+    """Read votes from a table (CSV, TSV, XLSX or Parquet) or from peerannot's ``answers.json``.
 
-    The table is in long format if it has a column ``annotator`` or ``rater``: one row per vote with the label
+    The bag is in a column ``bag_id``, ``slide_id``, ``bag`` or ``task``. The table is in long format if it
+    has a column ``annotator``, ``rater`` or ``worker``: one row per vote with the label
     in ``vote`` or, without such a column, in ``label``. Otherwise it is in wide format: one row per bag and
     one column per annotator. An empty field is no vote, and ``a|b`` is a vote for each. The patient
     (``group``, ``case_id``, ``patient``) and, in a separate column, the true ``label`` are read too. Columns
@@ -66,7 +70,7 @@ def read_votes(path: Path, *, ignore: Iterable[str] = ()) -> Votes:
     Raises:
         DataError: a column or field is wrong, or an annotator has two rows for one bag.
     """
-    header, rows = read_rows(path)
+    header, rows = _read_answers(path) if path.suffix.lower() == ".json" else read_rows(path)
     check_not_predictions(path, header)
     header = without(path, header, ignore)
     id_name = needed_column(path, header, IDS)
@@ -136,6 +140,26 @@ def candidates(votes: Votes, min_votes: int = 1, min_share: float = 0.0) -> Bool
         )
         raise DataError(f"Bag '{votes.ids[first]}' has no candidate left ({len(empty)} such bags): {cause}.")
     return chosen
+
+
+def posterior_candidates(votes: Votes, mass: float) -> BoolArray:
+    """Return the smallest candidate sets (m, k) whose posterior probability is at least ``mass``.
+
+    The posterior is that of a confusion matrix per annotator, estimated from the votes alone.
+
+    Raises:
+        DataError: a bag has no vote.
+    """
+    if not 0.0 < mass <= 1.0:
+        raise SettingError(f"mass = {mass} is not a fraction above 0 and up to 1.")
+    unvoted = np.flatnonzero(votes.counts.sum(axis=1) == 0)
+    if len(unvoted):
+        raise DataError(
+            f"Bag '{votes.ids[int(unvoted[0])]}' has no vote ({len(unvoted)} such bags): leave such bags out."
+        )
+    rows = np.stack([votes.bag, votes.annotator, votes.label], axis=1)
+    table = VoteTable.of(rows, len(votes.ids), len(votes.annotators), len(votes.classes))
+    return posterior_sets(votes_alone(table)[1], mass)
 
 
 def weights(votes: Votes, candidates: BoolArray) -> NDArray[np.float32]:
@@ -210,6 +234,32 @@ def _with_majority(votes: Votes, counts: IntArray) -> dict[str, float | None]:
 
 def _ratio(part: Any, whole: Any) -> float | None:
     return float(part / whole) if whole else None
+
+
+def _read_answers(path: Path) -> tuple[list[str], Rows]:
+    """Read peerannot's ``{bag: {annotator: label}}`` as a table in long format; rows count from 1."""
+    with opened(path, "JSON of votes") as file:
+        content = json.load(file, object_pairs_hook=_distinct)
+    rows: Rows = {}
+    for bag, answers in content.items() if isinstance(content, dict) else [("", None)]:
+        if not isinstance(answers, dict):
+            raise DataError(f"{path} is not of the form {{bag: {{annotator: label}}}}.")
+        for annotator, label in answers.items():
+            if isinstance(label, dict):
+                raise DataError(
+                    f"{path}: the label of '{annotator}' for bag '{bag}' is not a text or number."
+                )
+            fields = (bag.strip(), annotator.strip(), as_text(label).strip())
+            rows[len(rows) + 1] = dict(zip(("bag", "annotator", "label"), fields, strict=True))
+    return ["bag", "annotator", "label"], rows
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; a name that occurs twice is an error, where the last would win."""
+    names = Counter(name for name, _ in pairs)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ValueError(f"'{twice[0]}' occurs twice in one object")
+    return dict(pairs)
 
 
 def _collect(

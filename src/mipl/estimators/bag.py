@@ -17,6 +17,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import nn
 
 import mipl
+from mipl.annotators import Estimate
 from mipl.calibration.model import Calibration
 from mipl.data.bags import Bags, as_bags
 from mipl.data.batch import BagBatch, BagLoader
@@ -57,6 +58,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     calibration_: Calibration | None = None  # an ensemble's own, or by `mipl.calibration.calibrate`
     recipe_version_: int = RECIPE_VERSION  # of the recipe that it was trained with
     out_of_fold_: dict[str, float] | None = None  # what left-out candidate sets say of an ensemble
+    posterior_: FloatArray | None = None  # (m, k) of the training bags, out of fold; not saved
+    annotators_: Estimate | None = None  # confusion matrices, if trained on votes; not saved
 
     def __init__(
         self,
@@ -159,6 +162,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         carried = isinstance(bags, Bags) and bags.candidates is not None
         bags = as_bags(bags, None if carried else y)
         method, recipe = self.parts(bags.provenance)
+        bags = method.training_bags(bags)
         check_training(bags)
         given = Parameters(**{name: getattr(self, name) for name in settings_of(Parameters)})
         seed = int.from_bytes(os.urandom(4), "big") if given.random_state is None else given.random_state
@@ -184,9 +188,11 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.method_, self.recipe_, self.seed_ = method, fitted.recipe, seed
         self.network_, self.history_, self.calibration_ = fitted.network, fitted.history, None
         self.trained_on_ = training_summary(bags)
-        self.out_of_fold_ = None
+        self.out_of_fold_ = self.posterior_ = self.annotators_ = None
         if fitted.out_of_fold is not None:
             scaling, self.out_of_fold_ = fitted.out_of_fold.scaling, fitted.out_of_fold.quality
+            self.posterior_ = fitted.out_of_fold.posterior
+            self.annotators_ = fitted.out_of_fold.annotators
             self.calibration_ = Calibration("candidates", bags.content_digest(), len(bags), scaling, None)
         return self
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, Literal
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
+from mipl.data.bags import Bags
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.data.datasets import find_dataset
 from mipl.errors import SettingError
@@ -46,6 +47,7 @@ class Method(Settings, ABC, Generic[Net]):
     cost: ClassVar[str] = ""  # time and memory
     shared: ClassVar[bool] = False  # whether several processes, each with a part of the bags, can train it
     logits_alone: ClassVar[bool] = False  # whether the loss of a bag depends only on its logits and weights
+    takes_votes: ClassVar[bool] = False  # whether it uses who voted for what, and not candidate sets alone
     schedule: ClassVar[str] = "cosine"  # of the learning rate: cosine or constant
 
     @property
@@ -72,6 +74,15 @@ class Method(Settings, ABC, Generic[Net]):
     @abstractmethod
     def log_proba(self, net: Net, batch: BagBatch) -> Tensor:
         """Return log-probabilities (b, k)."""
+
+    def training_bags(self, bags: Bags) -> Bags:
+        """Return the bags as the method learns from them; refuse votes that it cannot use."""
+        if bags.votes is not None and not self.takes_votes:
+            raise SettingError(
+                "This method learns from candidate sets and cannot use votes: choose sam-cn, another CDL or "
+                "an MDL method, or make candidate sets of the votes with 'mipl data votes'."
+            )
+        return bags
 
     def table(self, candidates: Tensor, initial: Tensor | None, members: int = 1) -> PseudoLabels:
         """Return the pseudo-label weights of the training bags, for ``members`` networks trained together."""

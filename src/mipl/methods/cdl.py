@@ -49,7 +49,7 @@ class CDL(NoisyCandidatesMethod):
     ) -> Tensor:
         """Return the CDL of each bag (b,): Eq. 14, after the update of Eq. 15 (Algorithm 1)."""
         logits, candidates, weights = self.disambiguate(output, batch, table, context)
-        margin_classes = self.margin_classes(batch, weights)
+        margin_classes = self.margin_classes(batch, weights, table)
         return cdl_loss(
             logits, candidates, weights, self.competitor, self.gamma * context.gamma, margin_classes
         )

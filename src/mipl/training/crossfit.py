@@ -20,12 +20,12 @@ from mipl.methods.base import METHODS, Method
 from mipl.nn.encoders import FeatureEncoder, Standardize
 from mipl.nn.members import can_be_member, for_prediction
 from mipl.nn.network import BagNetwork
-from mipl.pseudo_labels import PseudoLabels
+from mipl.pseudo_labels import AnnotatedLabels, PseudoLabels
 from mipl.seeding import rng_for, seed_for
 from mipl.training.balancing import ambiguity
 from mipl.training.checkpoint import History
 from mipl.training.distributed import ProcessGroup
-from mipl.training.trainer import Training
+from mipl.training.trainer import Training, vote_table
 
 LEFT_OUT = 2  # members that do not learn from a bag
 LARGE = 0.5  # of the other classes in the mean candidate set: beyond, initial weights come from a first stage
@@ -105,6 +105,8 @@ def train_members(
 
 def needs_first_stage(training: Training, bags: Bags, like: nn.Module) -> bool:
     """Return whether networks as ``like`` begin with weights of a first stage: where sets are large."""
+    if bags.votes is not None:  # which say more than a large set does
+        return False
     large = ambiguity(torch.tensor(bags.candidate_sets)) > LARGE
     return large and training.recipe.warmup_epochs > 0 and can_be_member(like)
 
@@ -187,11 +189,12 @@ def train_stacked(
     members, device = len(nets), training.group.device
     if initial is None and bags.weights is not None:
         initial = torch.tensor(bags.weights).expand(members, -1, -1)
-    table = training.method.table(
-        torch.tensor(bags.candidate_sets, device=device).repeat(members, 1),
-        None if initial is None else initial.to(device).flatten(0, 1),
-        members,
-    )
+    candidates = torch.tensor(bags.candidate_sets, device=device).repeat(members, 1)
+    if (votes := vote_table(bags, device)) is not None:
+        table: PseudoLabels = AnnotatedLabels(candidates, votes, members, seen.to(device))
+    else:
+        flat = None if initial is None else initial.to(device).flatten(0, 1)
+        table = training.method.table(candidates, flat, members)
     return training.run(nets, bags, table, 1, last, seen=seen), table
 
 

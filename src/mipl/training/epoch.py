@@ -74,7 +74,7 @@ class Loop:
             own_draws = [self.group.rank] if self.group.rank else []
             with randomness(self.group, "epoch", self.seed, epoch, *own_draws):
                 losses = self._epoch(epoch, lr, prior, strength if guided else None)
-            trust = table.estimate_trust(self.group.add, warmup=warming or not recipe.warmup_epochs)
+            trust = table.estimate(self.group.add, warmup=warming or not recipe.warmup_epochs)
             top = table.weights.max(dim=1).values.view(members, -1).sum(dim=1)
             totals = table.weights.view(members, -1, table.weights.shape[1]).sum(dim=1)  # (members, k)
             self.group.add([top, totals])

@@ -13,7 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mipl.calibration.scaling import ENSEMBLE_RANGE, Scaling, ensemble_scaling, softest_scaling
+from mipl.annotators import AnnotatorModel, Estimate, VoteTable
+from mipl.calibration.candidate_model import LEVEL, chance_p_value, estimate_candidates
+from mipl.calibration.scaling import (
+    ENSEMBLE_RANGE,
+    Evidence,
+    Scaling,
+    ensemble_scaling,
+    log_sum,
+    softest_scaling,
+    with_evidence,
+)
 from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader
 from mipl.errors import MiplNotice
@@ -39,9 +49,10 @@ from mipl.training.pretraining import has_images, train_on_images
 from mipl.training.progress import Report
 from mipl.training.recipe import REGULARISATIONS, Recipe
 from mipl.training.signal import ENOUGH, signal_score
-from mipl.training.trainer import Training
+from mipl.training.trainer import Training, vote_table
 
 NEARLY_PERFECT = math.log(0.98)  # mean out-of-fold log-likelihood of the candidate sets
+VOTE_STEPS = 50  # of EM for the annotators' matrices from out-of-fold predictions
 SAMPLE = 20_000  # instances that principal components are computed from
 Build = Callable[[int, nn.Module | None], nn.Module]  # a seed, a network of the same bags to scale as
 
@@ -53,7 +64,11 @@ class OutOfFold:
     log_p: NDArray[np.float64]  # (m, k) the tempered mean of the members that left a bag out
     scaling: Scaling  # the temperature of the mean of the networks that predict
     signal: float  # standard errors by which predictions fit the bags' own sets better than others'
-    quality: dict[str, float]  # what candidate sets alone tell about the predictions
+    quality: dict[str, float]  # what candidate sets or votes alone tell about the predictions
+    posterior: NDArray[np.float64]  # (m, k) given the features and the sets or votes
+    annotators: Estimate | None = (
+        None  # confusion matrices (1, a, k, k) of the annotators, if there are votes
+    )
 
     @property
     def learned(self) -> bool:
@@ -139,7 +154,8 @@ def select(training: Training, build: Build, bags: Bags, template: nn.Module) ->
         )
         _, nets = train_networks(tried, build, bags, template, seen, first_stage, lowest_tau)
         log_p = member_log_proba(training.method, nets, bags, training.group.device)
-        found = out_of_fold(log_p, seen, torch.tensor(bags.candidate_sets), recipe.ensemble)
+        sets, estimated = torch.tensor(bags.candidate_sets), recipe.false_candidates == "estimate"
+        found = out_of_fold(log_p, seen, sets, recipe.ensemble, vote_table(bags), estimated)
         if best is None or _better(found, best.out_of_fold):
             best = Selected(tried, lowest_tau, found)
     assert best is not None
@@ -199,32 +215,69 @@ def train_networks(
     return histories, nets
 
 
-def out_of_fold(log_p: Tensor, seen: Tensor, candidates: Tensor, networks: int) -> OutOfFold:
-    """Return what log-probabilities (e, m, k) of members that saw ``seen`` (e, m) say of sets (m, k).
+def out_of_fold(
+    log_p: Tensor,
+    seen: Tensor,
+    candidates: Tensor,
+    networks: int,
+    votes: VoteTable | None = None,
+    estimated: bool = False,
+) -> OutOfFold:
+    """Return what log-probabilities (e, m, k) of members that saw ``seen`` (e, m) say of sets or votes.
 
-    The temperature is that of the mean of as many ``networks`` as will predict.
+    The temperature is that of the mean of as many ``networks`` as will predict. With votes, the confusion
+    matrices of the annotators are estimated from the out-of-fold predictions first; P(votes | class) then
+    replaces the candidate sets (m, k) in the temperature and the signal test. With ``estimated``,
+    P(S | class) with a rate per pair of classes replaces the sets in the temperature, where a
+    likelihood-ratio test rejects that false candidates come by chance.
     """
     left_out = 1.0 - seen
     mean = mean_log_proba(log_p, left_out.double())
-    score = signal_score(mean.exp(), candidates)
-    sets = candidates.numpy()
+    sets: Evidence = candidates.numpy()
+    annotators, likelihood = None, candidates
+    if votes is not None:
+        annotators, log_votes = vote_evidence(mean, candidates, votes)
+        sets, likelihood = log_votes.numpy(), log_votes.softmax(dim=1)
+    score = signal_score(mean.exp(), likelihood)
     if score < ENOUGH:  # the highest temperature that the sets allow
         own = scaling = softest_scaling(mean.numpy(), sets)
     else:
         scaling = ensemble_scaling(log_p.numpy(), left_out.numpy().astype(np.bool_), sets, networks)
         # the mean of the few that left a bag out has a temperature of its own
         own = ensemble_scaling(mean.numpy()[None], np.ones((1, len(sets)), dtype=np.bool_), sets, 1)
+    by_chance = None if votes is not None else chance_p_value(candidates.numpy())
+    if estimated and by_chance is not None and by_chance <= LEVEL and score >= ENOUGH:
+        rates = estimate_candidates(own.apply(mean.numpy()), candidates.numpy())
+        likely = rates.log_likelihood(candidates.numpy())
+        scaling = ensemble_scaling(log_p.numpy(), left_out.numpy().astype(np.bool_), likely, networks)
     tempered = own.apply(mean.numpy())
-    p = np.exp(tempered)
+    p, covered = np.exp(tempered), candidates.numpy()
+    joint = with_evidence(tempered, sets)
+    fits = set_log_likelihood(tempered, sets) if votes is None else float(log_sum(joint).mean())
+    posterior = np.exp(joint - log_sum(joint)[:, None])
+    right = float(posterior[np.arange(len(p)), p.argmax(axis=1)].mean())
     quality = {
         "signal": score,
-        "set_log_likelihood": set_log_likelihood(tempered, sets),
-        "covering_rate": covering_rate(p, sets),
-        "approximated_accuracy": approximated_accuracy(p, sets),
+        "set_log_likelihood": fits,
+        "covering_rate": covering_rate(p, covered),
+        "approximated_accuracy": approximated_accuracy(p, covered) if votes is None else right,
         "mean_confidence": float(p.max(axis=1).mean()),
         "temperature": scaling.temperature or 1.0,
     }
-    return OutOfFold(tempered, scaling, score, quality)
+    if by_chance is not None:
+        quality["chance_p_value"] = by_chance
+    return OutOfFold(tempered, scaling, score, quality, posterior, annotators)
+
+
+def vote_evidence(log_p: Tensor, candidates: Tensor, votes: VoteTable) -> tuple[Estimate, Tensor]:
+    """Return the annotators' matrices by EM from log-probabilities (m, k), and log P(votes | class) (m, k).
+
+    A bag without votes has the indicator of its candidate set.
+    """
+    model = AnnotatorModel(votes)
+    found = model.fit(log_p.double()[None], model.from_votes().confusion, VOTE_STEPS)
+    log_votes = votes.log_likelihood(found.confusion)[0]
+    return found, log_votes.masked_fill(~votes.voted[:, None] & ~candidates, -torch.inf)
 
 
 def _better(found: OutOfFold, best: OutOfFold | None) -> bool:

@@ -27,7 +27,7 @@ IMAGE_LR = 1e-3  # learning rate of all layers of an image encoder after the war
 
 @dataclasses.dataclass(frozen=True)
 class Recipe(Settings):
-    """All settings of training that do not belong to a method: 12."""
+    """All settings of training that do not belong to a method: 13."""
 
     epochs: int = setting(100, "T, passes over the training bags", within="[1, inf)", group="optimiser")
     batch_size: int | None = setting(
@@ -78,6 +78,13 @@ class Recipe(Settings):
         "principal components that wider features are reduced to for training; 0: no reduction",
         idle=0,
         within="[0, inf)",
+        group="ensemble",
+    )
+    false_candidates: Literal["chance", "estimate"] = setting(
+        "chance",
+        "model of the false candidates for the temperature: chance, or estimate, a rate per pair of classes "
+        "where a test rejects chance (approximate)",
+        idle="chance",
         group="ensemble",
     )
     pretrain: int = setting(

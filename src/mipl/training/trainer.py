@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from mipl.annotators import VoteTable
 from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader, EnsembleLoader
 from mipl.errors import SettingError
 from mipl.methods.base import Method
 from mipl.nn.members import Members, can_be_member
 from mipl.nn.network import BagNetwork
-from mipl.pseudo_labels import PseudoLabels
+from mipl.pseudo_labels import AnnotatedLabels, PseudoLabels
 from mipl.training.checkpoint import History, load_checkpoint, save_checkpoint
 from mipl.training.distributed import ProcessGroup, randomness
 from mipl.training.epoch import Loop
@@ -62,6 +63,11 @@ class Training:
     def table(self, bags: Bags) -> PseudoLabels:
         """Return the initial weights of this process's bags."""
         loader = self.loader(bags)
+        if bags.votes is not None:
+            own = bags[self.group.rank :: self.group.processes]
+            votes = vote_table(own, self.group.device)
+            assert votes is not None
+            return AnnotatedLabels(loader.local_rows(bags.candidate_sets), votes, add=self.group.add)
         initial = None if bags.weights is None else loader.local_rows(bags.weights)
         return self.method.table(loader.local_rows(bags.candidate_sets), initial)
 
@@ -153,6 +159,13 @@ class Training:
         """Store in ``net`` what prediction needs of the training bags."""
         with randomness(self.group, "finish", self.seed), torch.no_grad():
             self.method.finish(net, self.loader(bags))
+
+
+def vote_table(bags: Bags, device: torch.device | str = "cpu") -> VoteTable | None:
+    """Return the votes of the bags as tensors, or None."""
+    if bags.votes is None:
+        return None
+    return VoteTable.of(bags.votes, len(bags), len(bags.annotators), bags.k, device)
 
 
 def train(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mipl.data.annotations import refuse_votes
 from mipl.data.bags import Bags
 from mipl.data.candidates import candidate_matrix, label_array
 from mipl.data.formats.table import LabelTable, read_label_table, write_labels
@@ -93,6 +94,7 @@ def feature_files(folder: Path) -> dict[str, Path]:
 
 def write_folder(bags: Bags, folder: Path) -> None:
     """Write vectors as a CLAM folder: ``h5_files/<id>.h5`` with features and coords, and labels.csv."""
+    refuse_votes(bags, folder)
     import h5py
 
     if len(bags.feature_shape) != 1:

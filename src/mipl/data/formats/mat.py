@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mipl.data.annotations import refuse_votes
 from mipl.data.bags import Bags
 from mipl.data.candidates import MOST_CLASSES, BoolArray, Classes, IntArray, check_classes
 from mipl.data.features import names_in
@@ -66,6 +67,7 @@ def write_mat(bags: Bags, path: Path) -> None:
     Images become vectors, unknown labels empty cells, instance labels −1 become 0. Everything else is stored
     in the further variables ``mipl`` (JSON text), ``weights`` and ``coordinates``.
     """
+    refuse_votes(bags, path)
     from scipy.io import savemat
 
     if path.suffix != ".mat":

@@ -16,7 +16,7 @@ from mipl.errors import DataError, StorageError
 from mipl.files import atomic_file
 
 FORMAT = "mipl-bags-1"
-ARRAYS = ("candidates", "labels", "instance_labels", "coordinates", "groups", "weights")
+ARRAYS = ("candidates", "labels", "instance_labels", "coordinates", "groups", "weights", "votes")
 
 
 def save_npz(bags: Bags, path: Path) -> None:
@@ -32,6 +32,8 @@ def save_npz(bags: Bags, path: Path) -> None:
     }
     if packed.feature_names is not None:
         meta["feature_names"] = list(packed.feature_names)
+    if packed.votes is not None:
+        meta["annotators"] = list(packed.annotators)
     try:
         text = json.dumps(meta)
     except (TypeError, ValueError) as error:
@@ -88,6 +90,7 @@ def load_npz(path: Path, *, mapped: bool = False) -> Bags:
             missing_truth=bool(meta["missing_truth"]),
             provenance=dict(meta["provenance"]),
             feature_names=names_in(meta),
+            annotators=tuple(map(str, meta.get("annotators", ()))),
             **{name: content.get(name) for name in ARRAYS},
         )
     except StorageError:

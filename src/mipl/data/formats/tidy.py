@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mipl.data.annotations import refuse_votes
 from mipl.data.bags import Bags
 from mipl.data.candidates import Classes, IntArray, candidate_matrix, label_array
 from mipl.data.formats.cells import as_text, parquet_table, text_header
@@ -162,6 +163,7 @@ def write_tidy(bags: Bags, path: Path) -> None:
     A table loses the provenance, the order of the classes, classes that no bag has and, as text, the
     difference between float64 and float32. An .npz file preserves everything.
     """
+    refuse_votes(bags, path)
     import pyarrow
 
     suffix = _suffix(path)
