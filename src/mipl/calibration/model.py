@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mipl.calibration.conformal import Bools, Conformal, Floats, fit_conformal
+from mipl.calibration.reference import Reference
 from mipl.calibration.scaling import Scaling, fit_scaling
 from mipl.data.bags import Bags
 from mipl.data.candidates import candidate_matrix, label_array
@@ -36,6 +37,7 @@ class Calibration:
     bags: int
     scaling: Scaling | None
     conformal: Conformal | None
+    reference: Reference | None = None  # scores to compare new bags with; none of an ensemble's own
 
     def apply(self, log_p: Floats) -> Floats:
         """Return calibrated log-probabilities (m, k)."""
@@ -51,14 +53,16 @@ class Calibration:
         content = parse_json(text, path, FORMAT)
         try:
             scaling, conformal = content["scaling"], content["conformal"]
+            reference = content.get("reference")  # none in earlier versions
             return cls(
                 str(content["by"]),
                 str(content["digest"]),
                 int(content["bags"]),
                 None if scaling is None else Scaling.from_dict(scaling, k),
                 None if conformal is None else Conformal.from_dict(conformal, k),
+                None if reference is None else Reference.from_dict(reference),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StorageError(f"{path} is damaged ({type(error).__name__}: {error}).") from error
 
 
@@ -107,7 +111,8 @@ def calibrate(
         way = "labels" if by == "labels" else candidate
         conformal = fit_conformal(p[scored], sets[scored], way, rng_for("conformal", seed))
     digest = aligned(bags, calibrated.trained_on_.get("feature_names")).content_digest()
-    calibrated.calibration_ = Calibration(by, digest, len(bags), scaling, conformal)
+    reference = Reference.of(calibrated, bags)
+    calibrated.calibration_ = Calibration(by, digest, len(bags), scaling, conformal, reference)
     return calibrated  # type: ignore[no-any-return]
 
 
