@@ -11,10 +11,11 @@ with confidence ≥ t.
 *Fixed-sequence testing*, for a model with out-of-fold confidences. The thresholds t_1 > t_2 > … are quantiles
 of these confidences, chosen from them, n, ε and δ alone. Above the first, their share times n is three times
 the least number of bags that can pass, but the share is at most one half unless 1.5 times that number asks
-for more; from there the share increases in equal steps up to reporting everything. They are fixed before the labelled bags are looked at, so of the N
-labelled bags with confidence ≥ t_j the number of errors is, given N, Binomial(N, R(t_j)): the exact
-(Clopper–Pearson) upper bound at level δ is at most ε with probability at most δ if R(t_j) > ε. Thresholds are
-tested in their order, each at the full level δ, up to the first that fails; the last that passed is used.
+for more; from there the share increases in equal steps up to reporting everything. The thresholds are fixed
+before the labelled bags are looked at. Of the N labelled bags with confidence ≥ t_j the number of errors is
+therefore, given N, Binomial(N, R(t_j)), and if R(t_j) > ε the exact (Clopper–Pearson) upper bound at level δ
+is at most ε with probability at most δ. Thresholds are tested in their order, each at the full level δ, up to
+the first that fails; the last that passed is used.
 *Proof.* If no R(t_j) is above ε there is nothing to show. Otherwise let j be the first index with
 R(t_j) > ε; it is fixed, because the thresholds are. A threshold with an error above ε is at j or after it and
 is used only if t_j passed, which has probability at most δ. ∎ No relation between error and confidence is
@@ -57,7 +58,7 @@ STEPS = 25  # thresholds of a fixed sequence
 # The expected number of bags above the first of them, in units of the least number that can pass: more leave
 # room for errors, but may be more bags than the confident ones.
 LEAST_START, START, MOST_SHARE = 1.5, 3.0, 0.5
-COLUMNS = ("bag_id", "predicted", "confidence", "prediction_set", "decision", "reason")
+COLUMNS = ("bag_id", "predicted", "confidence", "prediction_set", "decision", "reason", "typicality")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,9 +164,7 @@ def at_max_error(
     return dataclasses.replace(best, note=note)
 
 
-def fixed_thresholds(
-    out_of_fold: npt.ArrayLike, n: int, max_error: float, delta: float
-) -> list[float]:
+def fixed_thresholds(out_of_fold: npt.ArrayLike, n: int, max_error: float, delta: float) -> list[float]:
     """Return the descending thresholds of a fixed sequence for n labelled bags; the last one reports all.
 
     Args:
@@ -201,8 +200,8 @@ def _missing(tried: list[OperatingPoint], n: int, max_error: float, delta: float
     if fixed:  # one threshold, fixed in advance: its bound holds by itself
         first = tried[0]
         now = (
-            f"at the first threshold {first.errors} of {first.reported} labelled bags are wrong, which bounds "
-            f"the error by {_bound(first):.3g}"
+            f"at the first threshold {first.errors} of {first.reported} labelled bags are wrong, which "
+            f"bounds the error by {_bound(first):.3g}"
         )
     else:
         now = f"the smallest bound on {n} bags is {min(map(_bound, tried)):.3g}"
@@ -316,6 +315,8 @@ def decisions(
     probabilities: Floats,
     point: OperatingPoint,
     sets: Bools | None = None,
+    typicality: Floats | None = None,
+    rare: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Return one row per bag with the columns ``COLUMNS``; the prediction is the most probable class.
 
@@ -326,6 +327,9 @@ def decisions(
         point: Decides which bags are reported.
         sets: (m, k) prediction sets; without them the field is empty. The predicted class is always added to
             its set, which may be empty otherwise; this can only increase the coverage.
+        typicality: (m,) conformal p-values of the bags' features (`Reference.typicality`); without them the
+            field is None. They do not change a decision, which would change its guarantee.
+        rare: Up to this p-value, the reason says that the bag is unlike the held-out bags.
     """
     confidence, top = probabilities.max(axis=1), probabilities.argmax(axis=1).tolist()
     rows = []
@@ -334,6 +338,8 @@ def decisions(
             reason = "no threshold meets the rule"
         else:
             reason = f"confidence is {'at least' if report else 'below'} {point.threshold:.6g}"
+        if typicality is not None and typicality[i] <= rare:
+            reason += "; unlike the held-out bags, so look at it"
         names = [] if sets is None else [name for j, name in enumerate(classes) if sets[i, j] or j == top[i]]
         rows.append(
             {
@@ -343,6 +349,7 @@ def decisions(
                 "prediction_set": names,
                 "decision": "report" if report else "review",
                 "reason": reason,
+                "typicality": None if typicality is None else float(typicality[i]),
             }
         )
     return rows
@@ -358,6 +365,7 @@ def write_decisions(path: Path, rows: Sequence[dict[str, Any]]) -> None:
                 **row,
                 "confidence": repr(row["confidence"]),
                 "prediction_set": "|".join(str(name) for name in row["prediction_set"]),
+                "typicality": "" if row["typicality"] is None else f"{row['typicality']:.6g}",
             }
             writer.writerow([written[name] for name in COLUMNS])
 

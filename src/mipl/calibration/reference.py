@@ -1,8 +1,8 @@
 """Scores of bags that need no label, and those of held-out bags to compare new bags with.
 
 Scores use the probabilities *before* calibration: a temperature is fitted to the calibration bags, whose
-calibrated confidence would therefore not be comparable with that of new bags. Out-of-fold scores do not serve:
-they come from the few members that left a bag out, those of new bags from all members.
+calibrated confidence would therefore not be comparable with that of new bags. Out-of-fold scores do not
+serve: they come from the few members that left a bag out, those of new bags from all members.
 """
 
 from __future__ import annotations
