@@ -332,6 +332,17 @@ class Held:
         p = {name: model.predict_proba(bags[test]) for name, model in models.items()}
         return cls(p, first.max(axis=1), bags.labels[test])
 
+    @classmethod
+    def saved(cls, path: Path | None) -> Held:
+        """Read the predictions of an earlier call from an .npz file, or train the models and write it."""
+        if path is None:
+            return cls.train()
+        if not path.is_file():
+            held = cls.train()
+            np.savez(path, out_of_fold=held.out_of_fold, labels=held.labels, **held.p)
+        with np.load(path, allow_pickle=False) as stored:
+            return cls({name: stored[name] for name in MODELS}, stored["out_of_fold"], stored["labels"])
+
 
 def measure(held: Held, draws: int, set_draws: int) -> dict[str, Any]:
     """Return everything that the page shows."""
@@ -452,9 +463,12 @@ def main() -> None:
     parser.add_argument(
         "--set-draws", type=int, default=200, help="of calibration and test bags, for the rest"
     )
+    parser.add_argument(
+        "--predictions", type=Path, help=".npz file that keeps the trained models' predictions"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    found = measure(Held.train(), given.draws, given.set_draws)
+    found = measure(Held.saved(given.predictions), given.draws, given.set_draws)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if given.out == RESULTS:

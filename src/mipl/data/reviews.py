@@ -150,15 +150,15 @@ def with_true_labels(bags: Bags, labels: TrueLabels, path: Path, classes: Classe
     """
     ids = bags.ids.tolist()
     if unknown := sorted(labels.labels.keys() - set(ids)):
-        raise DataError(f"{len(unknown)} rows of {path} name no bag: {listed(unknown)}.")
-    rows = np.array([i for i, bag in enumerate(ids) if bag in labels.labels], dtype=np.int64)
+        raise DataError(f"{path} names {len(unknown)} bags that are not in the data: {listed(unknown)}.")
+    chosen = np.array([i for i, bag in enumerate(ids) if bag in labels.labels], dtype=np.int64)
     names = tuple(map(str, classes))
     try:
-        known = label_array([labels.labels[ids[i]] for i in rows], names, [ids[i] for i in rows])
+        known = label_array([labels.labels[ids[i]] for i in chosen], names, [ids[i] for i in chosen])
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     return dataclasses.replace(
-        bags[rows],
+        bags[chosen],
         classes=tuple(classes),
         labels=known,
         candidates=None,
