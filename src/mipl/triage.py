@@ -152,7 +152,7 @@ def at_max_error(
         passed = [point for point in tried if _bound(point) <= max_error]
     else:
         thresholds = fixed_thresholds(out_of_fold, n, max_error, delta)
-        tried = [_tested(t, c, wrong, delta, delta) for t in thresholds]
+        tried = _tested(thresholds, c, wrong, delta, delta)
         passed = list(itertools.takewhile(lambda point: _bound(point) <= max_error, tried))
     if not passed:
         return nothing(f"{wanted}: {_missing(tried, n, max_error, delta, out_of_fold is not None)}")
@@ -183,12 +183,18 @@ def fixed_thresholds(out_of_fold: npt.ArrayLike, n: int, max_error: float, delta
     return sorted(set(thresholds), reverse=True)
 
 
-def _tested(threshold: float, c: Floats, wrong: Bools, level: float, delta: float) -> OperatingPoint:
-    """Return the operating point of a threshold with its bound at a level."""
-    above = c >= threshold
-    reported, errors = int(above.sum()), int(wrong[above].sum())
-    bound = upper_bound(errors, reported, level)
-    return OperatingPoint("max_error", threshold, "", len(c), reported, errors, bound, delta)
+def _tested(
+    thresholds: Sequence[float], c: Floats, wrong: Bools, level: float, delta: float
+) -> list[OperatingPoint]:
+    """Return the operating point of each threshold with its bound at a level."""
+    order = np.argsort(c)
+    errors_from = np.append(np.cumsum(wrong[order][::-1])[::-1], 0)  # (n + 1,)
+    first = np.searchsorted(c[order], thresholds, side="left")
+    n = len(c)
+    return [
+        OperatingPoint("max_error", t, "", n, n - i, errors, upper_bound(errors, n - i, level), delta)
+        for t, i, errors in zip(thresholds, first.tolist(), errors_from[first].tolist(), strict=True)
+    ]
 
 
 def _bound(point: OperatingPoint) -> float:
@@ -226,23 +232,24 @@ def further_bags(tried: Sequence[OperatingPoint], n: int, max_error: float, leve
     Returns:
         The least number over the thresholds; None if the errors are too frequent at all of them.
     """
-    totals = []
-    for point in tried:
-        errors, reported = point.errors or 0, point.reported or 0
-        if not reported or errors >= max_error * reported:
-            continue
-        low, high = 1.0, 2.0  # factors of the number of bags
+    errors, reported = (
+        np.array([getattr(point, name) for point in tried]) for name in ("errors", "reported")
+    )
+    hopeful = errors < max_error * reported
+    if not hopeful.any():
+        return None
+    errors, reported = errors[hopeful], reported[hopeful]
 
-        def passes(factor: float, e: int = errors, r: int = reported) -> bool:
-            return bool(bdtr(math.ceil(factor * e), math.ceil(factor * r), max_error) <= level)
+    def passes(factor: float) -> bool:
+        return bool((bdtr(np.ceil(factor * errors), np.ceil(factor * reported), max_error) <= level).any())
 
-        while not passes(high) and high < 1e6:
-            low, high = high, 2 * high
-        while high - low > 1e-3 * low:
-            middle = (low + high) / 2
-            low, high = (low, middle) if passes(middle) else (middle, high)
-        totals.append(math.ceil(high * n))
-    return min(totals) - n if totals else None
+    low, high = 1.0, 2.0  # factors of the number of bags
+    while not passes(high) and high < 1e6:
+        low, high = high, 2 * high
+    while high - low > 1e-3 * low:
+        middle = (low + high) / 2
+        low, high = (low, middle) if passes(middle) else (middle, high)
+    return math.ceil(high * n) - n
 
 
 def _by_rank(c: Floats, wrong: Bools, max_error: float, delta: float) -> list[OperatingPoint]:
@@ -251,7 +258,7 @@ def _by_rank(c: Floats, wrong: Bools, max_error: float, delta: float) -> list[Op
     descending = np.sort(c)[::-1]
     # just above the next largest confidence, so that "at least" means "greater than" it
     thresholds = [0.0 if k == n else float(np.nextafter(descending[k], np.inf)) for k in counts]
-    return [_tested(t, c, wrong, delta / len(counts), delta) for t in thresholds]
+    return _tested(thresholds, c, wrong, delta / len(counts), delta)
 
 
 def at_threshold(threshold: float) -> OperatingPoint:

@@ -52,7 +52,7 @@ class Course:
     @property
     def combined(self) -> Floats:
         """The largest evidence of all scores (m,)."""
-        return np.max(list(self.evidence.values()), axis=0)
+        return np.asarray(np.max(list(self.evidence.values()), axis=0))
 
     @property
     def alarm(self) -> int | None:

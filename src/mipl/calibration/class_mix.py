@@ -46,8 +46,8 @@ def estimate_class_mix(probabilities: npt.ArrayLike, trained: npt.ArrayLike) -> 
     for _ in range(STEPS):
         found = correct_class_mix(probabilities, trained, mix).mean(axis=0)
         if np.abs(found - mix).max() < PRECISION:
-            return found
-        mix = found
+            return np.asarray(found)
+        mix = np.asarray(found)
     return mix
 
 
@@ -55,5 +55,7 @@ def _mix(values: npt.ArrayLike, k: int) -> Floats:
     """Return a class mix (k,) scaled to sum 1."""
     mix = np.asarray(values, dtype=np.float64)
     if mix.shape != (k,) or not np.isfinite(mix).all() or (mix < 0).any() or mix.sum() <= 0:
-        raise SettingError(f"A class mix needs {k} shares of at least 0, not all of them 0; it is {values}.")
-    return mix / mix.sum()
+        raise SettingError(
+            f"A class mix needs {k} shares of at least 0, not all of them 0; it is {values!r}."
+        )
+    return np.asarray(mix / mix.sum())
