@@ -42,6 +42,7 @@ LABELLED = 300  # bags of a draw
 COVERAGE = 0.9  # of prediction sets
 REPORTED = 0.6  # of the reference bags, for prediction sets
 TRAINING = 200  # training bags of a toy population
+REVIEW_DRAWS = 400
 NEW, AUDIT, CHOSEN = 1000, 200, 560  # bags of a batch; drawn at random, and chosen, for review
 
 
@@ -254,7 +255,7 @@ def measure(tested: dict[str, Tested], draws: int, set_draws: int) -> dict[str, 
                 guarantee.append({"population": name, "error": error, "delta": delta, "rule": rule, **found})
         for name, population in {REVIEWED: populations[REVIEWED], "flat": flat(error)}.items():
             for chosen_by in ("doubt", "ease"):
-                ways = reviewed(population, error, delta, chosen_by=chosen_by, draws=draws)
+                ways = reviewed(population, error, delta, chosen_by=chosen_by, draws=REVIEW_DRAWS)
                 pair = {"population": name, "chosen_by": chosen_by, "error": error, "delta": delta}
                 reviews += [{**pair, "used": used, **found} for used, found in ways.items()]
     decisions = []
@@ -270,6 +271,7 @@ def measure(tested: dict[str, Tested], draws: int, set_draws: int) -> dict[str, 
         "labelled": LABELLED,
         "draws": draws,
         "guarantee": guarantee,
+        "review_draws": REVIEW_DRAWS,
         "reviews": reviews,
         "set_draws": set_draws,
         "decisions": decisions,

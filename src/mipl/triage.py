@@ -241,7 +241,8 @@ def further_bags(tried: Sequence[OperatingPoint], n: int, max_error: float, leve
     errors, reported = errors[hopeful], reported[hopeful]
 
     def passes(factor: float) -> bool:
-        return bool((bdtr(np.ceil(factor * errors), np.ceil(factor * reported), max_error) <= level).any())
+        more = (np.ceil(factor * counts).astype(np.int64) for counts in (errors, reported))
+        return bool((bdtr(*more, max_error) <= level).any())
 
     low, high = 1.0, 2.0  # factors of the number of bags
     while not passes(high) and high < 1e6:

@@ -85,7 +85,8 @@ def test_the_page_shows_what_was_measured():
     assert (found["draws"], found["set_draws"]) == (1000, 200)
     for row in [*found["guarantee"], *found["reviews"]]:
         if row.get("rule", row.get("used")) in ("guaranteed", "divided δ", "audit only"):
-            spread = (row["delta"] * (1 - row["delta"]) / found["draws"]) ** 0.5
+            draws = found["review_draws" if "used" in row else "draws"]
+            spread = (row["delta"] * (1 - row["delta"]) / draws) ** 0.5
             assert row["violated"] <= row["delta"] + 3 * spread, row
     for row in found["decisions"]:
         if row["sets"] == "by decision":
