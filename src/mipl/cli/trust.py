@@ -196,7 +196,7 @@ def triage(
         typer.Option(
             "--out",
             metavar="FILE",
-            help="CSV to write: bag_id, predicted, confidence, prediction_set, decision, reason.",
+            help="CSV to write: bag_id, predicted, confidence, prediction_set, decision, reason, typicality.",
         ),
     ],
     rule: RuleOptions,
@@ -217,7 +217,7 @@ def triage(
     p = classifier.predict_proba(bags)
     known = None if labelled is None else _Known.of(classifier, labelled, rule, prediction_sets)
     point = _operating_point(classifier, rule, p, known)
-    sets, promise = _prediction_sets(classifier, p, point, known, prediction_sets)
+    sets, promise, scored = _prediction_sets(classifier, p, point, known, prediction_sets)
     typicality, rare = _typicality(classifier, bags, labelled)
     rows = decisions(bags.ids.tolist(), classifier.classes_.tolist(), p, point, sets, typicality, rare)
     write_decisions(out, rows)
@@ -227,7 +227,7 @@ def triage(
         **{name: sum(row["decision"] == name for row in rows) for name in ("report", "review")},
         "note": note,
         "operating_point": point.to_dict(),
-        "sets": None if sets is None else _describe_sets(rows, promise, prediction_sets),
+        "sets": None if sets is None else _describe_sets(rows, promise, scored, prediction_sets),
         "unlike": None if typicality is None else int((typicality <= rare).sum()),
         "labelled": None if known is None else _metrics_by_coverage(*known.all),
     }
@@ -274,8 +274,8 @@ def _prediction_sets(
     point: OperatingPoint,
     known: _Known | None,
     options: PredictionSetOptions,
-) -> tuple[Any, str]:
-    """Return prediction sets (m, k), or None, and what holds for them."""
+) -> tuple[Any, str, int]:
+    """Return prediction sets (m, k), or None, what holds for them, and from how many labelled bags."""
     import numpy as np
 
     from mipl.calibration.conformal import GUARANTEES, fit_conformal
@@ -287,16 +287,16 @@ def _prediction_sets(
     if conformal is None and classifier.calibration_ is not None:
         conformal = classifier.calibration_.conformal
     if conformal is None or not options.set_coverage:
-        return None, ""
-    promise = GUARANTEES[conformal.way]
+        return None, "", 0
+    promise, scored = GUARANTEES[conformal.way], len(conformal.scores)
     if options.class_conditional:
         sets = conformal.sets(p, options.set_coverage, class_conditional=True)
-        return sets, f"in each class: {promise}"
+        return sets, f"in each class: {promise}", scored
     if conformal.confidences is None or point.threshold is None:
         where = "over all bags" if point.threshold is not None else "among the reviewed bags, which are all"
-        return conformal.sets(p, options.set_coverage), f"{where}: {promise}"
+        return conformal.sets(p, options.set_coverage), f"{where}: {promise}", scored
     sets = conformal.sets(p, options.set_coverage, threshold=point.threshold)
-    return sets, f"among reported and among reviewed bags: {promise}"
+    return sets, f"among reported and among reviewed bags: {promise}", scored
 
 
 def _typicality(classifier: BagClassifier, bags: Bags, labelled: Bags | None) -> tuple[Any, float]:
@@ -370,7 +370,9 @@ def _operating_point(
     return point if known is None else measured(point, confidence, correct, rule.delta)
 
 
-def _describe_sets(rows: list[dict[str, Any]], promise: str, options: PredictionSetOptions) -> dict[str, Any]:
+def _describe_sets(
+    rows: list[dict[str, Any]], promise: str, scored: int, options: PredictionSetOptions
+) -> dict[str, Any]:
     import numpy as np
 
     return {
@@ -378,6 +380,7 @@ def _describe_sets(rows: list[dict[str, Any]], promise: str, options: Prediction
         "class_conditional": options.class_conditional,
         "mean_size": float(np.mean([len(row["prediction_set"]) for row in rows])),
         "promise": promise,
+        "bags": scored,
     }
 
 
@@ -406,8 +409,8 @@ def _print_triage(summary: dict[str, Any], point: OperatingPoint) -> None:
     typer.echo(point.note)
     if (sets := summary["sets"]) is not None:
         typer.echo(
-            f"Prediction sets have {sets['mean_size']:.2f} labels on average; with probability "
-            f"{sets['coverage']:g} {sets['promise']}."
+            f"Prediction sets, from {sets['bags']} bags, have {sets['mean_size']:.2f} labels on "
+            f"average; with probability {sets['coverage']:g} {sets['promise']}."
         )
     if summary["unlike"]:
         bags = "1 bag is" if summary["unlike"] == 1 else f"{summary['unlike']} bags are"
