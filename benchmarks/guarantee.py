@@ -1,10 +1,10 @@
-"""What docs/trust.md promises, tried out: python benchmarks/guarantee.py
+"""Prediction sets and scaling of trained models: python benchmarks/guarantee.py
 
-1. Over draws of calibration bags from a population whose error is known at every threshold: how often does
-   the chosen operating point err more than ε? Chosen with the guarantee, and in two naive ways.
-2. Over draws of calibration and test bags: how often do prediction sets hold the truth, and how large are
-   they, with labels and from candidate sets alone?
-3. What do temperature and vector scaling do, with labels and from candidate sets?
+1. Over draws of calibration and test bags: how often do prediction sets contain the true label, and how large
+   are they, with labels and from candidate sets alone?
+2. What do temperature and vector scaling do, with labels and from candidate sets?
+
+The error guarantee of triage is simulated by benchmarks/sequence.py.
 
 Writes results/trust/guarantee.json and the tables of docs/trust.md, in two to three minutes on one core.
 """
@@ -12,15 +12,13 @@ Writes results/trust/guarantee.json and the tables of docs/trust.md, in two to t
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import betabinom, binom
+from scipy.stats import betabinom
 
 from mipl.calibration import fit_conformal, fit_scaling
 from mipl.data.benchmarks import digits_mipl
@@ -30,96 +28,17 @@ from mipl.estimators import make_classifier
 from mipl.metrics import accuracy, area_under_risk_coverage, expected_calibration_error
 from mipl.metrics import negative_log_likelihood as nll
 from mipl.seeding import rng_for
-from mipl.triage import at_max_error
 from pages import filled
 
 REPO = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = REPO / "results" / "trust" / "guarantee.json", REPO / "docs" / "trust.md"
 Floats = NDArray[np.float64]
-PAIRS = ((0.05, 0.1), (0.1, 0.1), (0.2, 0.05))  # (ε, δ)
 # (method, settings): the model of the guarantee and of the sets, and one known not to be sure enough
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mam-cn": ("mam-cn", {"epochs": 100}),
     "sigmoid head": ("sam-mdl", {"epochs": 100, "head": "sigmoid"}),
 }
 COVERAGE = 0.9
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Population:
-    """u equally frequent kinds of bag: the model's confidence in each, and how often it is wrong on it."""
-
-    confidence: Floats  # (u,)
-    error: Floats  # (u,)
-
-    def draw(self, n: int, rng: np.random.Generator) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return confidences and right or wrong (n,) of independent bags."""
-        kind = rng.integers(len(self.confidence), size=n)
-        return self.confidence[kind], rng.random(n) >= self.error[kind]
-
-    def risk(self, threshold: float) -> float:
-        """Return the true error of what is reported from ``threshold`` on; 0 where nothing ever is."""
-        above = self.confidence >= threshold
-        return float(self.error[above].mean()) if above.any() else 0.0
-
-
-def flat(error: float, kinds: int = 200) -> Population:
-    """Confidence says nothing, and at every threshold the error is a little too large."""
-    return Population(np.linspace(0.5, 1, kinds), np.full(kinds, 1.05 * error))
-
-
-def wavy(error: float, kinds: int = 200) -> Population:
-    """The error among the reported swings about ε: thresholds that keep it and that break it take turns."""
-    place = np.arange(1, kinds + 1) / kinds  # the share reported
-    among = error * (1 + 0.05 * np.cos(6 * np.pi * place))
-    return Population(1 - 0.5 * place, np.diff(np.concatenate([[0], among * place])) * kinds)
-
-
-def guaranteed(c: Floats, right: NDArray[np.bool_], error: float, delta: float) -> float | None:
-    return at_max_error(c, right, error, delta).threshold
-
-
-def naive(c: Floats, right: NDArray[np.bool_], error: float, delta: float) -> float | None:
-    """The largest coverage whose error on the calibration bags is at most ε."""
-    threshold, count, wrong = _searched(c, right)
-    return _largest(threshold, wrong <= error * count)
-
-
-def uncorrected(c: Floats, right: NDArray[np.bool_], error: float, delta: float) -> float | None:
-    """The largest coverage whose exact bound at level δ is at most ε, as if only that one had been tried."""
-    threshold, count, wrong = _searched(c, right)
-    return _largest(threshold, binom.cdf(wrong, count, error) <= delta)
-
-
-RULES: dict[str, Callable[..., float | None]] = {
-    "guaranteed": guaranteed,
-    "naive": naive,
-    "uncorrected": uncorrected,
-}
-
-
-def _searched(c: Floats, right: NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
-    """Return for every distinct confidence, from the top, how many are reported, and how many wrong."""
-    threshold, group = np.unique(-c, return_inverse=True)
-    return -threshold, np.cumsum(np.bincount(group)), np.cumsum(np.bincount(group, ~right))
-
-
-def _largest(threshold: Floats, passes: NDArray[np.bool_]) -> float | None:
-    return float(threshold[np.flatnonzero(passes)[-1]]) if passes.any() else None
-
-
-def violations(
-    population: Population, error: float, delta: float, *, rule: str, n: int, draws: int
-) -> dict[str, float]:
-    """Return the share of draws whose true error is above ε, and the mean share of bags reported."""
-    above, covered = 0, 0.0
-    for number in range(draws):
-        c, right = population.draw(n, rng_for("guarantee", number))
-        threshold = RULES[rule](c, right, error, delta)
-        if threshold is not None:
-            above += population.risk(threshold) > error
-            covered += float((population.confidence >= threshold).mean())
-    return {"violated": above / draws, "coverage": covered / draws}
 
 
 def coverage_of_sets(
@@ -220,16 +139,9 @@ def held_out() -> tuple[dict[str, Floats], NDArray[np.int64]]:
     }, bags.labels[test]
 
 
-def measure(held: dict[str, Floats], labels: NDArray[np.int64], draws: int, set_draws: int) -> dict[str, Any]:
+def measure(held: dict[str, Floats], labels: NDArray[np.int64], set_draws: int) -> dict[str, Any]:
     """Return everything that the page shows."""
     p = next(iter(held.values()))
-    digits = Population(p.max(axis=1), (p.argmax(axis=1) != labels).astype(np.float64))
-    guarantee = []
-    for error, delta in PAIRS:
-        for name, population in {"digits-mipl": digits, "flat": flat(error), "wavy": wavy(error)}.items():
-            for rule in RULES:
-                found = violations(population, error, delta, rule=rule, n=300, draws=draws)
-                guarantee.append({"population": name, "error": error, "delta": delta, "rule": rule, **found})
     n = len(p) // 2
     sets = [
         {
@@ -244,8 +156,6 @@ def measure(held: dict[str, Floats], labels: NDArray[np.int64], draws: int, set_
         "command": "python benchmarks/guarantee.py",
         "models": {name: {"method": method, **settings} for name, (method, settings) in MODELS.items()},
         "held_out": len(p),
-        "draws": draws,
-        "guarantee": guarantee,
         "set_draws": set_draws,
         "sets": sets,
         "band": band(n, len(p) - n, set_draws),
@@ -255,12 +165,6 @@ def measure(held: dict[str, Floats], labels: NDArray[np.int64], draws: int, set_
 
 def tables(found: dict[str, Any]) -> dict[str, str]:
     """Return the tables of docs/trust.md in Markdown, by the name of their place."""
-    lines = ["| ε | δ | bags from | " + " | ".join(RULES) + " |", "|---|---|---|" + "---|" * len(RULES)]
-    cells: dict[tuple[Any, ...], list[str]] = {}
-    for row in found["guarantee"]:
-        cell = f"{100 * row['violated']:.1f}% ({100 * row['coverage']:.0f}%)"
-        cells.setdefault((row["error"], row["delta"], row["population"]), []).append(cell)
-    lines += [f"| {e} | {d} | {name} | {' | '.join(row)} |" for (e, d, name), row in cells.items()]
     sets = ["| scores from | sets | truth inside | worst class | labels per set |", "|---|---|---|---|---|"]
     for row in found["sets"]:
         kind = "class-conditional" if row["class_conditional"] else "marginal"
@@ -280,7 +184,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
                 f"{100 * row['accuracy']:.1f} | {100 * row['ece']:.1f} | {row['nll']:.2f} | {row['area']:.3f}"
             )
             scaling.append(f"| {model} | {row['way']} | {t} | {values} |")
-    return {"guarantee": "\n".join(lines), "sets": "\n".join(sets), "scaling": "\n".join(scaling)}
+    return {"sets": "\n".join(sets), "scaling": "\n".join(scaling)}
 
 
 def summary(found: dict[str, Any]) -> str:
@@ -299,14 +203,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--draws", type=int, default=1000, help="of calibration bags, for the guarantee")
-    parser.add_argument(
-        "--set-draws", type=int, default=200, help="of calibration and test bags, for the rest"
-    )
+    parser.add_argument("--set-draws", type=int, default=200, help="of calibration and test bags")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     held, labels = held_out()
-    found = measure(held, labels, given.draws, given.set_draws)
+    found = measure(held, labels, given.set_draws)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if given.out == RESULTS:

@@ -19,6 +19,8 @@ from mipl.triage import (
     at_max_error,
     at_threshold,
     decisions,
+    fixed_thresholds,
+    further_bags,
     measured,
     min_bags,
     upper_bound,
@@ -107,6 +109,98 @@ def test_only_the_order_of_the_confidences_counts(data, power):
     one, other = at_max_error(c, right, 0.2, 0.1), at_max_error(c**power, right, 0.2, 0.1)
     assert (one.reported, one.errors, one.bound) == (other.reported, other.errors, other.bound)
     assert (one.reports(c) == other.reports(c**power)).all()
+
+
+@given(
+    data=labelled(),
+    training=labelled(),
+    max_error=st.sampled_from([0.05, 0.1, 0.3, 0.6]),
+    delta=LEVELS,
+)
+@settings(deadline=None, max_examples=200)
+def test_the_last_threshold_before_the_first_failure_is_chosen(data, training, max_error, delta):
+    """Fixed-sequence testing as a loop over bags, by the binomial test in place of the bound."""
+    (c, right), own = data, training[0]
+    point = at_max_error(c, right, max_error, delta, out_of_fold=own)
+    assert (point.threshold is None) == (not point.reports(c).any())
+    needed = min_bags(max_error, delta)
+    if len(c) < needed:
+        assert point.threshold is None
+        return
+    chosen = None
+    for threshold in fixed_thresholds(own, len(c), max_error, delta):
+        above = [i for i in range(len(c)) if c[i] >= threshold]
+        wrong = sum(not right[i] for i in above)
+        if not above or binom.cdf(wrong, len(above), max_error) > delta:
+            break
+        chosen = threshold, len(above), wrong
+    if chosen is None:
+        assert point.threshold is None
+    else:
+        assert (point.threshold, point.reported, point.errors) == chosen
+        assert point.bound <= max_error
+
+
+@given(
+    training=labelled(),
+    n=st.integers(1, 3000),
+    max_error=st.sampled_from([0.02, 0.1, 0.3]),
+    delta=LEVELS,
+)
+@settings(deadline=None, max_examples=200)
+def test_thresholds_come_from_out_of_fold_confidences_and_leave_enough_bags(training, n, max_error, delta):
+    own = training[0]
+    thresholds = fixed_thresholds(own, n, max_error, delta)
+    assert thresholds == sorted(set(thresholds), reverse=True)
+    assert thresholds[-1] == 0.0
+    assert set(thresholds) <= {0.0, *own.tolist()}
+    shares = [np.mean(own >= t) for t in thresholds]
+    assert shares[0] * n >= 1.5 * min_bags(max_error, delta) * (1 - 1e-9) or thresholds == [0.0]
+    assert thresholds == fixed_thresholds(np.random.default_rng(0).permutation(own), n, max_error, delta)
+
+
+def test_of_a_confidence_that_says_nothing_no_more_than_delta_is_reported_wrongly():
+    """The error is just above ε at every threshold, so every report is a violation."""
+    rng = np.random.default_rng(0)
+    own, draws, delta = rng.random(300), 400, 0.1
+    wrong = sum(
+        at_max_error(rng.random(200), rng.random(200) >= 0.101, 0.1, delta, out_of_fold=own).threshold
+        is not None
+        for _ in range(draws)
+    )
+    assert binomtest(wrong, draws, delta, alternative="greater").pvalue > 0.001
+    assert wrong > 0
+
+
+@pytest.mark.parametrize(("errors", "reported"), [(0, 20), (2, 60), (5, 90), (3, 100)])
+def test_the_further_bags_are_the_fewest_at_the_same_rate(errors, reported):
+    point = OperatingPoint("max_error", 0.5, "", 200, reported, errors, 1.0, 0.05)
+    more = further_bags([point], 200, 0.1, 0.05)
+    fewest = next(
+        total
+        for total in range(1, 10_000)
+        if upper_bound(math.ceil(errors * total / 200), math.ceil(reported * total / 200), 0.05) <= 0.1
+        and all(
+            upper_bound(math.ceil(errors * t / 200), math.ceil(reported * t / 200), 0.05) <= 0.1
+            for t in range(total, total + 3)
+        )
+    )
+    assert more >= max(0, fewest - 200) - 1
+    enough = (200 + more) / 200
+    assert upper_bound(math.ceil(errors * enough), math.ceil(reported * enough), 0.05) <= 0.1
+    assert further_bags([dataclasses.replace(point, errors=reported // 2)], 200, 0.1, 0.05) is None
+
+
+def test_the_note_of_a_failed_sequence_gives_the_bound_at_its_start_and_the_bags_that_are_missing():
+    c = np.linspace(0.5, 1, 100)
+    point = at_max_error(c, np.arange(100) % 25 != 24, 0.05, 0.05, out_of_fold=c)
+    assert point.threshold is None
+    assert "at the first threshold 4 of 89 labelled bags are wrong, which bounds the error by" in point.note
+    assert "further labelled bags could suffice (label all of them before you repeat this)" in point.note
+    with pytest.raises(DataError, match="out-of-fold confidences are not values between 0 and 1"):
+        at_max_error(c, np.ones(100), 0.1, out_of_fold=[2.0])
+    with pytest.raises(SettingError, match="maximum error above 0"):
+        fixed_thresholds(c, 10, 0.0, 0.05)
 
 
 def test_without_a_threshold_the_note_says_what_is_missing():
@@ -204,6 +298,10 @@ def test_decisions_are_written_as_they_are(tmp_path):
     ]
     assert read[0]["reason"] == "confidence is at least 0.6"
     assert read[1]["reason"] == "confidence is below 0.6"
+    assert [row["typicality"] for row in read] == ["", ""]
+    (odd,) = decisions(["a"], ["ash", "birch"], p[:1], at_threshold(0.6), None, np.array([0.01]), 0.01)
+    assert (odd["decision"], odd["typicality"]) == ("report", 0.01)
+    assert odd["reason"] == "confidence is at least 0.6; unlike the held-out bags, so look at it"
     none = decisions(["a"], ["ash", "birch"], p[:1], OperatingPoint("max_error", None, ""))
     assert (none[0]["decision"], none[0]["prediction_set"]) == ("review", [])
     assert none[0]["reason"] == "no threshold meets the rule"
@@ -233,7 +331,8 @@ def test_every_result_of_at_max_error():
     }
     assert at_max_error(bags, np.zeros(100), 0.1).to_dict() == nothing | {
         "labelled": 100,
-        "note": f"No threshold meets {wanted}: the smallest bound on 100 bags is 1.",
+        "note": f"No threshold meets {wanted}: the smallest bound on 100 bags is 1; more labelled bags are "
+        "unlikely to help, because more than 0.1 are wrong.",
     }
     found = at_max_error(bags, np.arange(100) != 50, 0.1)  # K = 100 // 30 thresholds share δ
     assert found.to_dict() == {

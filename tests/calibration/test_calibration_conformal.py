@@ -144,6 +144,50 @@ def test_a_class_without_scores_cannot_be_ruled_out():
     assert alone.sets(p, 0.9).all()  # one score rules out nothing at 90%
 
 
+@given(seed=st.integers(0, 999), n=st.integers(1, 60), threshold=st.sampled_from([0.0, 0.4, 0.6, 0.9, 1.1]))
+@settings(deadline=None, max_examples=40)
+def test_by_decision_each_side_has_the_sets_of_its_own_bags(seed, n, threshold):
+    p, labels, _ = drawn(n + 10, seed)
+    made = fit_conformal(p[:n], one_hot(labels)[:n])
+    sets = made.sets(p[n:], 0.8, threshold=threshold)
+    for row, found in zip(p[n:], sets, strict=True):
+        side = row.max() >= threshold
+        own = [1 - p[i, labels[i]] for i in range(n) if (p[i].max() >= threshold) == side]
+        assert found.tolist() == slow_sets(lambda _, s=own: s, [row], 0.2)[0]
+        if len(own) < 4:  # ⌈1/α⌉ − 1
+            assert found.all()
+
+
+def test_by_decision_both_groups_are_covered_and_the_marginal_sets_fail_the_reviewed():
+    """The model is over-confident where it is doubtful: marginal sets cover too little there."""
+    held = {kind: {True: [], False: []} for kind in ("marginal", "decision")}
+    for draw in range(100):
+        p, labels, _ = drawn(200, 5000 + draw, believed=0.3)
+        made = fit_conformal(p[:100], one_hot(labels)[:100])
+        reported = p[100:].max(axis=1) >= 0.8
+        for kind, threshold in (("marginal", None), ("decision", 0.8)):
+            inside = made.sets(p[100:], 0.8, threshold=threshold)[np.arange(100), labels[100:]]
+            for side in (True, False):
+                held[kind][side] += inside[reported == side].tolist()
+    covered = {
+        kind: {side: np.mean(values) for side, values in sides.items()} for kind, sides in held.items()
+    }
+    assert min(covered["decision"].values()) >= 0.8 - 0.015
+    assert max(covered["decision"].values()) <= 0.8 + 0.035
+    assert min(covered["marginal"].values()) < 0.8 - 0.03
+
+
+def test_sets_by_decision_need_confidences_and_one_condition():
+    p, labels, _ = drawn(30, 6)
+    made = fit_conformal(p, one_hot(labels))
+    with pytest.raises(SettingError, match="not both"):
+        made.sets(p, 0.9, class_conditional=True, threshold=0.5)
+    with pytest.raises(SettingError, match="calibrate the model again"):
+        dataclasses.replace(made, confidences=None).sets(p, 0.9, threshold=0.5)
+    with pytest.raises(ValueError, match="as many confidences"):
+        Conformal.from_dict(dataclasses.asdict(made) | {"confidences": [0.5]}, K)
+
+
 def test_it_is_the_same_after_json():
     p, _, candidates = drawn(30, 3)
     made = fit_conformal(p, candidates, "worst")

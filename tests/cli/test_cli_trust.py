@@ -37,6 +37,15 @@ def files(tmp_path_factory):
             folder / f"{name}.npz"
         )
     Bags.from_list(arrays[620:]).save(folder / "bare.npz")
+    shifted = [array + 20 for array in arrays[620:]]
+    Bags.from_list(shifted, ids=[f"new{i}" for i in range(620, 720)]).save(folder / "shifted.npz")
+    for name, drawn in (("reviews", 60), ("chosen", 0)):
+        rows = [
+            f"new{i},{NAMES[bags.labels[i]]},ann,,,{'random' if i < 620 + drawn else 'chosen'}"
+            for i in range(620, 700)
+        ]
+        header = "bag_id,label,reviewer,time,comment,selected"
+        (folder / f"{name}.csv").write_text("\n".join([header, *rows]) + "\n")
     words = ["--out", str(folder / "model"), "--set", "epochs=12", "--json"]
     assert main(["fit", str(folder / "train.npz"), *words]) == 0
     return folder
@@ -74,7 +83,9 @@ def test_calibrate_then_predict_and_triage(files, tmp_path, capsys):
     result = json.loads(out)
     check = Bags.load(files / "check.npz")
     seen = mipl.load(made).predict_proba(check)
-    point = at_max_error(seen.max(axis=1), seen.argmax(axis=1) == check.labels, 0.3, 0.1)
+    correct = seen.argmax(axis=1) == check.labels
+    own = mipl.load(made).out_of_fold_proba().max(axis=1)
+    point = at_max_error(seen.max(axis=1), correct, 0.3, 0.1, out_of_fold=own)
     assert result["operating_point"] == point.to_dict()
     assert point.threshold is not None
     rows = rows_of(tmp_path / "d.csv")
@@ -84,7 +95,7 @@ def test_calibrate_then_predict_and_triage(files, tmp_path, capsys):
     reported = p.max(axis=1) >= point.threshold
     assert [row["decision"] == "report" for row in rows] == reported.tolist()
     assert result["report"] == reported.sum() == len(rows) - result["review"]
-    sets = mipl.load(made).calibration_.conformal.sets(p, 0.9)
+    sets = mipl.load(made).calibration_.conformal.sets(p, 0.9, threshold=point.threshold)
     assert [row["prediction_set"].split("|") for row in rows] == [
         [NAMES[j] for j in range(4) if row[j] or j == top]
         for row, top in zip(sets, p.argmax(axis=1), strict=True)
@@ -190,6 +201,18 @@ def test_without_labels_a_threshold_or_a_coverage_decides(files, tmp_path, capsy
             "triage {f}/model {f}/new.npz --out {t}/d.csv --max-error 0.1 --delta 0 --calibrate 0.5",
             "delta is 0",
         ),
+        ("triage {f}/model {f}/new.npz --out {t}/d.csv --coverage 0.5 --set-share 1", "--set-share 1 is not"),
+        ("watch {f}/model {f}/new.npz --out {t}/c.csv", "has no held-out bags to compare with"),
+        ("watch {f}/model {f}/new.npz --reference {f}/train.npz", "trained on these bags"),
+        ("watch {f}/model {f}/new.npz --reference {f}/cal.npz --level 2", "level is 2"),
+        ("predict {f}/model {f}/new.npz --out {t}/p.csv --class-mix ash=1", "no share for birch, cedar, elm"),
+        ("predict {f}/model {f}/new.npz --out {t}/p.csv --class-mix oak=1", "names the class 'oak'"),
+        ("predict {f}/model {f}/new.npz --out {t}/p.csv --trained-mix ash=1", "is for --class-mix"),
+        ("calibrate {f}/model {f}/new.npz --labels {f}/chosen.csv --out {t}/m", "drawn at random"),
+        (
+            "calibrate {f}/model {f}/cal.npz --labels {f}/reviews.csv --out {t}/m",
+            "bags that are not in the data",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(words, sentence, files, tmp_path, capsys):
@@ -212,7 +235,102 @@ def test_labelled_bags_are_preferred_to_candidates_for_sets(files, tmp_path, cap
     promise = json.loads(run(capsys, *words)[1])["sets"]["promise"]
     assert "if it was among the candidates" in promise
     known = json.loads(run(capsys, *words, "--calibrate", files / "check.npz")[1])["sets"]["promise"]
-    assert known == "the true label is in the set"
+    assert known == "among reported and among reviewed bags: the true label is in the set"
+
+
+def test_reviews_calibrate_decide_and_evaluate_by_the_random_bags_only(files, tmp_path, capsys):
+    new, reviews = files / "new.npz", files / "reviews.csv"
+    left_out = "60 bags drawn at random are used; 20 bags that were chosen for review"
+    words = ["--labels", reviews, "--out", tmp_path / "m"]
+    code, out, _ = run(capsys, "calibrate", files / "model", new, *words)
+    assert code == 0
+    assert left_out in out
+    assert mipl.load(tmp_path / "m").calibration_.bags == 60
+    words = ["--out", tmp_path / "d.csv", "--max-error", "0.4", "--json", "--calibrate-labels", reviews]
+    code, out, _ = run(capsys, "triage", files / "model", new, "--calibrate", new, *words)
+    assert code == 0
+    result = json.loads(out)
+    assert result["note"].startswith(left_out)
+    assert result["operating_point"]["labelled"] == 45  # a quarter is reserved for prediction sets
+    assert run(capsys, "predict", files / "model", new, "--out", tmp_path / "p.csv")[0] == 0
+    page = tmp_path / "page"
+    code, out, _ = run(capsys, "evaluate", tmp_path / "p.csv", reviews, "--bootstrap", "20", "--out", page)
+    assert code == 0
+    assert left_out in out
+    assert "40 of 100 predicted bags have no label" in out
+    found = json.loads((page / "evaluation.json").read_text())
+    bags = Bags.load(new)[:60]
+    p = mipl.load(files / "model").predict_proba(bags)
+    assert found["bags"] == 60
+    assert found["accuracy"] == pytest.approx((p.argmax(axis=1) == bags.labels).mean())
+    html = (page / "index.html").read_text(encoding="utf-8")
+    assert html.count("<svg") == 2
+    assert "chosen for review" in html
+    assert run(capsys, "evaluate", tmp_path / "p.csv", reviews, "--out", page)[0] == 0  # replaced
+    code, _, err = run(capsys, "evaluate", tmp_path / "p.csv", reviews, "--out", files)
+    assert (code, "not replaced" in err) == (2, True)
+
+
+def test_evaluate_by_a_table_agrees_with_evaluate_by_the_bags(files, tmp_path, capsys):
+    assert run(capsys, "predict", files / "model", files / "new.npz", "--out", tmp_path / "p.csv")[0] == 0
+    new = Bags.load(files / "new.npz")
+    lines = [f"{bag.id},{NAMES[bag.label]}" for bag in reversed(list(new))]
+    (tmp_path / "labels.csv").write_text("\n".join(["bag_id,label", *lines]) + "\n")
+    by_table, by_bags = (
+        json.loads(run(capsys, "evaluate", tmp_path / "p.csv", labels, "--bootstrap", "0", "--json")[1])
+        for labels in (tmp_path / "labels.csv", files / "new.npz")
+    )
+    assert by_table == by_bags
+    counts = np.array(by_table["confusion"]["counts"])
+    p = mipl.load(files / "model").predict_proba(new)
+    for j, row in enumerate(by_table["classes"]):
+        predicted, labelled = p.argmax(axis=1) == j, new.labels == j
+        assert row["precision"] == pytest.approx(labelled[predicted].mean())
+        assert row["recall"] == pytest.approx(predicted[labelled].mean())
+        assert counts[j].tolist() == [(p.argmax(axis=1)[labelled] == c).sum() for c in range(4)]
+    (tmp_path / "other.csv").write_text("bag_id,label\nx,ash\n")
+    assert "of the same bags?" in run(capsys, "evaluate", tmp_path / "p.csv", tmp_path / "other.csv")[2]
+
+
+def test_watch_is_silent_for_like_bags_and_alarms_for_others(files, tmp_path, capsys):
+    made = tmp_path / "m"
+    assert run(capsys, "calibrate", files / "model", files / "cal.npz", "--out", made)[0] == 0
+    code, out, _ = run(capsys, "watch", made, files / "new.npz", "--out", tmp_path / "c.csv")
+    assert code == 0
+    assert "No alarm: 100 new bags compared with 80 held-out bags" in out
+    assert [row["alarm"] for row in rows_of(tmp_path / "c.csv")] == ["0"] * 100
+    code, out, _ = run(
+        capsys, "watch", files / "model", files / "shifted.npz", "--reference", files / "cal.npz"
+    )
+    assert code == 3
+    assert "ALARM at bag" in out
+    result = json.loads(run(capsys, "watch", made, files / "shifted.npz", "--json")[1])
+    assert (result["alarm"], result["reference_bags"]) == (True, 80)
+    assert result["alarm_at"] < 30
+    words = ["--coverage", "0.5", "--out", tmp_path / "d.csv"]
+    code, out, _ = run(capsys, "triage", made, files / "shifted.npz", *words)
+    assert "100 bags are unlike the held-out bags" in out
+    rows = rows_of(tmp_path / "d.csv")
+    assert all("unlike the held-out bags" in row["reason"] for row in rows)
+    assert {row["typicality"] for row in rows} == {f"{1 / 81:.6g}"}
+
+
+def test_probabilities_are_corrected_for_a_class_mix(files, tmp_path, capsys):
+    words = ["predict", files / "model", files / "new.npz", "--out", tmp_path / "p.csv", "--json"]
+    given = "ash=0.7,birch=0.1,cedar=0.1,elm=0.1"
+    found = json.loads(run(capsys, *words, "--class-mix", given)[1])
+    assert found["class_mix"]["ash"] == pytest.approx(0.7)
+    model = mipl.load(files / "model")
+    p = model.predict_proba(Bags.load(files / "new.npz")) * [0.7, 0.1, 0.1, 0.1]
+    p /= model.out_of_fold_proba().mean(axis=0)
+    p /= p.sum(axis=1, keepdims=True)
+    assert [float(row["p(ash)"]) for row in rows_of(tmp_path / "p.csv")] == pytest.approx(p[:, 0].tolist())
+    mix = json.loads(run(capsys, *words, "--class-mix", "estimate")[1])["class_mix"]
+    assert sum(mix.values()) == pytest.approx(1)
+    assert run(capsys, *words, "--class-mix", given, "--trained-mix", given)[0] == 0
+    assert [float(row["p(ash)"]) for row in rows_of(tmp_path / "p.csv")] == pytest.approx(
+        model.predict_proba(Bags.load(files / "new.npz"))[:, 0].tolist()
+    )
 
 
 def test_the_commands_of_the_docs_page_run(files, tmp_path, capsys, monkeypatch):

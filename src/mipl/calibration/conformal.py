@@ -9,6 +9,13 @@ With true labels, the true label is in the set with probability at least 1 − �
 compared within each label, also among the bags of every single class (class-conditional, Mondrian). The
 probability is over calibration and new bags together; for a given calibration set it varies around it.
 
+Marginal coverage does not hold among the bags that are sent to review: these are the doubtful ones, and their
+sets contain the true label less often. Given a threshold on the confidence that was chosen without the
+calibration bags, scores are therefore compared within each decision (Mondrian): with those of the reported
+bags for a reported bag, with those of the reviewed ones for a reviewed bag. Within a decision the bags are
+exchangeable, so both groups have a coverage of at least 1 − α. A group with fewer than ⌈1/α⌉ − 1 calibration
+bags rules out no class, and gets all of them.
+
 With candidate sets, one score per bag replaces that of the unknown true label y ∈ S. Let C be the
 prediction set.
 
@@ -60,8 +67,16 @@ class Conformal:
     way: str  # one of GUARANTEES
     scores: tuple[float, ...]  # n, ascending
     class_scores: tuple[tuple[float, ...], ...]  # of each of the k classes, ascending
+    confidences: tuple[float, ...] | None = None  # n, in the order of scores; none of an earlier version
 
-    def sets(self, probabilities: Floats, coverage: float = 0.9, *, class_conditional: bool = False) -> Bools:
+    def sets(
+        self,
+        probabilities: Floats,
+        coverage: float = 0.9,
+        *,
+        class_conditional: bool = False,
+        threshold: float | None = None,
+    ) -> Bools:
         """Return prediction sets.
 
         Args:
@@ -69,11 +84,17 @@ class Conformal:
             coverage: Probability that a set contains the true label, 1 − α.
             class_conditional: Reach the coverage within every class. A class with fewer than 1/α − 1 scores
                 is then in every set, because it cannot be excluded.
+            threshold: Reach the coverage among the bags with at least this confidence, and among the others.
+                It must not depend on the calibration bags. Not together with ``class_conditional``.
 
         Returns:
             (m, k) membership of the classes.
         """
         check_coverage(coverage)
+        if threshold is not None:
+            if class_conditional:
+                raise SettingError("Prediction sets hold within every class or every decision, not both.")
+            return self._by_decision(probabilities, coverage, threshold)
         classifier = _conformal_classifier()
         scores = 1.0 - probabilities  # (m, k)
         if class_conditional:
@@ -92,14 +113,31 @@ class Conformal:
         # rounded: 1 − 0.9 is slightly below 0.1, and a p-value of 1/10 must not count as greater than α
         return np.asarray(p_values > round(1.0 - coverage, 12))
 
+    def _by_decision(self, probabilities: Floats, coverage: float, threshold: float) -> Bools:
+        """Return prediction sets (m, k) from the scores of bags on the same side of a threshold."""
+        if self.confidences is None:
+            raise SettingError("The calibration has no confidences: calibrate the model again.")
+        own, scores = np.array(self.confidences) >= threshold, np.array(self.scores)
+        new = probabilities.max(axis=1) >= threshold
+        sets = np.ones(probabilities.shape, dtype=np.bool_)
+        for side in (True, False):
+            if (own == side).any() and (new == side).any():
+                part = dataclasses.replace(self, scores=tuple(scores[own == side].tolist()), confidences=None)
+                sets[new == side] = part.sets(probabilities[new == side], coverage)
+        return sets
+
     @classmethod
     def from_dict(cls, content: dict[str, Any], k: int) -> Conformal:
         """Return the scores of k classes from the result of ``dataclasses.asdict``."""
+        confidences = content.get("confidences")
         conformal = cls(
             str(content["way"]),
             tuple(float(s) for s in content["scores"]),
             tuple(tuple(float(s) for s in own) for own in content["class_scores"]),
+            None if confidences is None else tuple(float(c) for c in confidences),
         )
+        if confidences is not None and len(confidences) != len(conformal.scores):
+            raise ValueError("there are not as many confidences as scores")
         if conformal.way not in GUARANTEES or len(conformal.class_scores) != k or not conformal.scores:
             raise ValueError("the conformal scores do not fit the classes")
         return conformal
@@ -141,8 +179,12 @@ def fit_conformal(
             label = _draw_candidates(likely, sets, label, rng)
         score = s[np.arange(len(s)), label]
         by_class = [score[label == j] for j in range(k)]
+    order = np.argsort(score, kind="stable")
     return Conformal(
-        way, tuple(np.sort(score).tolist()), tuple(tuple(np.sort(values).tolist()) for values in by_class)
+        way,
+        tuple(score[order].tolist()),
+        tuple(tuple(np.sort(values).tolist()) for values in by_class),
+        tuple(probabilities.max(axis=1)[order].tolist()),
     )
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from mipl.calibration.candidate_model import by_chance, estimate_candidates
 from mipl.calibration.conformal import Bools, Conformal, Floats, fit_conformal
+from mipl.calibration.reference import Reference
 from mipl.calibration.scaling import Evidence, Scaling, fit_scaling
 from mipl.data.bags import Bags
 from mipl.data.candidates import candidate_matrix, label_array
@@ -38,6 +39,7 @@ class Calibration:
     bags: int
     scaling: Scaling | None
     conformal: Conformal | None
+    reference: Reference | None = None  # scores to compare new bags with; none of an ensemble's own
 
     def apply(self, log_p: Floats) -> Floats:
         """Return calibrated log-probabilities (m, k)."""
@@ -53,14 +55,16 @@ class Calibration:
         content = parse_json(text, path, FORMAT)
         try:
             scaling, conformal = content["scaling"], content["conformal"]
+            reference = content.get("reference")  # none in earlier versions
             return cls(
                 str(content["by"]),
                 str(content["digest"]),
                 int(content["bags"]),
                 None if scaling is None else Scaling.from_dict(scaling, k),
                 None if conformal is None else Conformal.from_dict(conformal, k),
+                None if reference is None else Reference.from_dict(reference),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StorageError(f"{path} is damaged ({type(error).__name__}: {error}).") from error
 
 
@@ -126,7 +130,8 @@ def calibrate(
         odds = None if evidence is sets else np.exp(evidence - evidence.max(axis=1, keepdims=True))[scored]
         conformal = fit_conformal(p[scored], sets[scored], way, rng, odds)
     digest = aligned(bags, calibrated.trained_on_.get("feature_names")).content_digest()
-    calibrated.calibration_ = Calibration(by, digest, len(bags), scaling, conformal)
+    reference = Reference.of(calibrated, bags)
+    calibrated.calibration_ = Calibration(by, digest, len(bags), scaling, conformal, reference)
     return calibrated  # type: ignore[no-any-return]
 
 

@@ -1,20 +1,24 @@
-"""The verbs ``methods, fit, predict, evaluate``: one model at a time."""
+"""The verbs ``methods, fit, predict``: one model at a time."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from mipl.cli.app import DataArg, JsonOpt, ModelArg, app, console, features_line, print_json
 from mipl.cli.options import DataOptions, TrainingOptions, expand_options
-from mipl.errors import DataError, suggest
+from mipl.errors import SettingError, listed, suggest
+
+if TYPE_CHECKING:
+    from mipl.estimators import BagClassifier
 
 
 @app.command()
@@ -222,6 +226,24 @@ def predict(
         Path,
         typer.Option("--out", metavar="FILE", help="CSV to write: bag_id, predicted, confidence, p(class) …"),
     ],
+    *,
+    class_mix: Annotated[
+        str | None,
+        typer.Option(
+            "--class-mix",
+            metavar="CLASS=SHARE,…",
+            help="Correct the probabilities for a population with these shares of the classes, or 'estimate' "
+            "to estimate them from DATA.",
+        ),
+    ] = None,
+    trained_mix: Annotated[
+        str | None,
+        typer.Option(
+            "--trained-mix",
+            metavar="CLASS=SHARE,…",
+            help="Class shares of the training bags; by default those of the out-of-fold predictions.",
+        ),
+    ] = None,
     options: DataOptions,
     as_json: JsonOpt = False,
 ) -> None:
@@ -232,64 +254,61 @@ def predict(
     classifier = load(model)
     bags = options.open(data)
     probabilities = classifier.predict_proba(bags)
+    mix = None
+    if class_mix is not None:
+        probabilities, mix = _for_class_mix(classifier, probabilities, class_mix, trained_mix)
+    elif trained_mix is not None:
+        raise SettingError("--trained-mix is for --class-mix: give both.")
     write_predictions(out, bags.ids.tolist(), classifier.classes_.tolist(), probabilities)
     confidence = float(probabilities.max(axis=1).mean())
     if as_json:
-        print_json({"predictions": str(out), "bags": len(bags), "mean_confidence": confidence})
+        corrected = {} if mix is None else {"class_mix": mix}
+        print_json({"predictions": str(out), "bags": len(bags), "mean_confidence": confidence, **corrected})
     else:
+        if mix is not None:
+            shares = ", ".join(f"{name} {100 * share:.1f}%" for name, share in mix.items())
+            typer.echo(f"Probabilities corrected for the class mix {shares}.")
         typer.echo(f"{len(bags)} bags predicted, mean confidence {100 * confidence:.1f}%; written to {out}")
 
 
-@app.command()
-@expand_options
-def evaluate(
-    predictions: Annotated[
-        Path, typer.Argument(metavar="PREDICTIONS", help="CSV written by 'mipl predict'.")
-    ],
-    data: DataArg,
-    *,
-    bootstrap: Annotated[
-        int, typer.Option("--bootstrap", min=0, help="Bootstrap draws for 95% intervals; 0: no intervals.")
-    ] = 1000,
-    options: DataOptions,
-    as_json: JsonOpt = False,
-) -> None:
-    """Measure accuracy and calibration of predictions against the true labels."""
-    import numpy as np
+def _for_class_mix(
+    classifier: BagClassifier, probabilities: Any, wanted: str, trained: str | None
+) -> tuple[Any, dict[str, float]]:
+    """Return probabilities corrected for a class mix, and the mix by class."""
+    from mipl.calibration.class_mix import correct_class_mix, estimate_class_mix
 
-    from mipl.data.formats.table import read_predictions
-    from mipl.metrics import evaluate as compute_metrics
-
-    ids, classes, probabilities = read_predictions(predictions)
-    bags = options.open(data)
-    if bags.labels is None:
-        raise DataError(f"{data} has no true labels: they are needed to evaluate predictions.")
-    names = [str(bags.classes[label]) for label in bags.labels.tolist()]
-    truth = dict(zip(bags.ids.tolist(), names, strict=True))
-    _check_predictions(predictions, data, ids, classes, truth)
-    labels = np.array([classes.index(truth[bag]) for bag in ids])
-    values = compute_metrics(probabilities, labels, bootstrap=bootstrap)
-    if as_json:
-        print_json({"bags": len(ids), **values})
-        return
-    columns = ["metric", "value", *(["95% interval"] if bootstrap else [])]
-    table = Table(*columns, title=f"{len(ids)} of {len(bags)} bags", title_justify="left")
-    for name in [key for key in values if not key.endswith(("_low", "_high"))]:
-        low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
-        interval = [] if low is None or high is None else [f"{low:.4f} – {high:.4f}"]
-        table.add_row(name.replace("_", " "), f"{values[name]:.4f}", *interval)
-    console().print(table)
+    names = [str(name) for name in classifier.classes_.tolist()]
+    held_out = classifier.out_of_fold_proba()
+    if trained is not None:
+        before = _shares("--trained-mix", trained, names)
+    elif held_out is not None:
+        before = held_out.mean(axis=0).tolist()
+    else:
+        raise SettingError(
+            "The model has no out-of-fold predictions: give the class shares of its training bags with "
+            "--trained-mix."
+        )
+    if wanted == "estimate":
+        after = estimate_class_mix(probabilities, before).tolist()
+    else:
+        after = _shares("--class-mix", wanted, names)
+    return correct_class_mix(probabilities, before, after), dict(zip(names, after, strict=True))
 
 
-def _check_predictions(
-    predictions: Path, data: str, ids: list[str], classes: list[str], truth: dict[str, str]
-) -> None:
-    """Raise an error unless every predicted bag has a true label among the predicted classes."""
-    for bag in ids:
-        if bag not in truth:
-            raise DataError(f"{predictions} predicts the bag '{bag}', which is not in {data}.")
-        if truth[bag] not in classes:
-            raise DataError(
-                f"The bag '{bag}' has the label '{truth[bag]}', for which {predictions} has no column."
-                f"{suggest(truth[bag], classes)}"
-            )
+def _shares(option: str, text: str, names: list[str]) -> list[float]:
+    """Return the shares of the classes, scaled to sum 1, from ``a=0.2,b=0.8``."""
+    given: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.rpartition("="))
+        if name not in names:
+            raise SettingError(f"{option} names the class '{name}'.{suggest(name, names)}")
+        try:
+            given[name] = float(value)
+        except ValueError as error:
+            raise SettingError(f"{option} has the share '{value}' of '{name}', not a number.") from error
+    if missing := [name for name in names if name not in given]:
+        raise SettingError(f"{option} has no share for {listed(missing)}: give one for every class.")
+    total = sum(given.values())
+    if not total > 0 or min(given.values()) < 0 or not math.isfinite(total):
+        raise SettingError(f"{option} {text} is no class mix: give shares of at least 0, not all of them 0.")
+    return [given[name] / total for name in names]

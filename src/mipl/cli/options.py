@@ -24,6 +24,7 @@ from mipl.errors import SettingError, suggest
 
 if TYPE_CHECKING:
     from mipl.data.bags import Bags
+    from mipl.data.candidates import Classes
     from mipl.data.sources import Source
 
 ROpt = Annotated[
@@ -140,6 +141,20 @@ class DataOptions:
     def open(self, data: str) -> Bags:
         """Return the bags that DATA and these options stand for."""
         return self.source(data).open()
+
+    def open_labelled(self, data: str, classes: Classes) -> tuple[Bags, str | None]:
+        """Return the bags of DATA with true labels, and a sentence on bags that are left out.
+
+        Where ``--labels`` is a table of labels alone, such as reviews, only its bags that were drawn at
+        random are returned.
+        """
+        from mipl.data.reviews import is_table_of_labels, read_reviews, true_labels, with_true_labels
+
+        if self.labels is None or not is_table_of_labels(self.labels):
+            return self.open(data), None
+        labels = true_labels(read_reviews(self.labels), self.labels)
+        bags = dataclasses.replace(self, labels=None).open(data)
+        return with_true_labels(bags, labels, self.labels, classes), labels.note()
 
     def without_builder(self) -> DataOptions:
         """Return these options without those of a data set built by name: -r, --raw and --data-seed."""

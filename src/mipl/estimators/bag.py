@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from torch import nn
 import mipl
 from mipl.annotators import Estimate
 from mipl.calibration.model import Calibration
+from mipl.calibration.scaling import log_sum
+from mipl.calibration.typicality import TrainingFeatures
 from mipl.data.bags import Bags, as_bags
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.data.candidates import label_array
@@ -60,6 +63,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     out_of_fold_: dict[str, float] | None = None  # what left-out candidate sets say of an ensemble
     posterior_: FloatArray | None = None  # (m, k) of the training bags, out of fold; not saved
     annotators_: Estimate | None = None  # confusion matrices, if trained on votes; not saved
+    out_of_fold_log_proba_: NDArray[np.float32] | None = None  # (m, k), before calibration; of an ensemble
+    training_features_: TrainingFeatures | None = None  # to tell bags unlike the training bags
 
     def __init__(
         self,
@@ -188,12 +193,16 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.method_, self.recipe_, self.seed_ = method, fitted.recipe, seed
         self.network_, self.history_, self.calibration_ = fitted.network, fitted.history, None
         self.trained_on_ = training_summary(bags)
-        self.out_of_fold_ = self.posterior_ = self.annotators_ = None
+        self.out_of_fold_ = self.out_of_fold_log_proba_ = self.posterior_ = self.annotators_ = None
+        self.training_features_ = TrainingFeatures.of(bags)
         if fitted.out_of_fold is not None:
             scaling, self.out_of_fold_ = fitted.out_of_fold.scaling, fitted.out_of_fold.quality
             self.posterior_ = fitted.out_of_fold.posterior
             self.annotators_ = fitted.out_of_fold.annotators
             self.calibration_ = Calibration("candidates", bags.content_digest(), len(bags), scaling, None)
+            # As confident as the ensemble before its temperature, so that any calibration applies to both
+            plain = fitted.out_of_fold.log_p * (scaling.temperature or 1.0)
+            self.out_of_fold_log_proba_ = (plain - log_sum(plain)[:, None]).astype(np.float32)
         return self
 
     # ---- prediction --------------------------------------------------------------------------------
@@ -204,6 +213,30 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         log_p = mean_log_proba(self._member_log_proba(bags))
         plain = np.asarray((log_p - log_p.logsumexp(dim=1, keepdim=True)).numpy())
         return plain if self.calibration_ is None else self.calibration_.apply(plain)
+
+    def out_of_fold_proba(self) -> FloatArray | None:
+        """Return probabilities (m, k) of the training bags by the members that left them out.
+
+        They are calibrated like :meth:`predict_proba`, and used to fix thresholds and the class mix without
+        any other bags. None for a single network, or a model of an earlier version.
+        """
+        self._check_fitted()
+        if self.out_of_fold_log_proba_ is None:
+            return None
+        plain = self.out_of_fold_log_proba_.astype(np.float64)
+        plain -= log_sum(plain)[:, None]  # stored in single precision
+        return np.exp(plain if self.calibration_ is None else self.calibration_.apply(plain))
+
+    def feature_distances(self, bags: Any) -> FloatArray | None:
+        """Return how unlike the training bags the features of each bag are (m,), about 2 for similar ones.
+
+        None if the model has no statistics of its training bags.
+        """
+        self._check_fitted()
+        if self.training_features_ is None:
+            return None
+        names = self.trained_on_.get("feature_names")
+        return self.training_features_.distances(check_features(as_bags(bags), self.feature_shape_, names))
 
     def disagreement(self, bags: Any) -> FloatArray:
         """Return how far the members of an ensemble disagree on each bag (m,): 0 for a single network.
@@ -321,7 +354,12 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "out_of_fold": self.out_of_fold_,
             "versions": mipl.versions(),
         }
-        write_model(Path(folder), info, self.network_, self.calibration_)
+        statistics: dict[str, NDArray[np.float32]] = {}
+        if self.out_of_fold_log_proba_ is not None:
+            statistics["out_of_fold_log_proba"] = self.out_of_fold_log_proba_
+        if self.training_features_ is not None:
+            statistics |= self.training_features_.to_arrays()
+        write_model(Path(folder), info, self.network_, self.calibration_, statistics)
 
     @classmethod
     def load(
@@ -357,6 +395,11 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             model.network_ = Ensemble(networks) if len(networks) > 1 else networks[0]
             stored.restore(model.network_)
             model.calibration_ = stored.calibration(len(model.classes_))
+            statistics = stored.statistics()
+            model.out_of_fold_log_proba_ = statistics.get("out_of_fold_log_proba")
+            if "mean" in statistics:
+                d = math.prod(model.feature_shape_)
+                model.training_features_ = TrainingFeatures.from_arrays(statistics, d)
         except (KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
             if isinstance(error, MiplError):
                 raise

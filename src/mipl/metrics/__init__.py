@@ -18,7 +18,13 @@ from mipl.metrics.calibration import (
     maximum_calibration_error,
     reliability_curve,
 )
-from mipl.metrics.classification import accuracy, balanced_accuracy, brier, negative_log_likelihood
+from mipl.metrics.classification import (
+    accuracy,
+    balanced_accuracy,
+    brier,
+    confusion_matrix,
+    negative_log_likelihood,
+)
 from mipl.metrics.intervals import Interval, Metric, bootstrap_interval
 from mipl.metrics.partial import (
     approximated_accuracy,
@@ -57,6 +63,7 @@ __all__ = [
     "calibration_error_at_top",
     "calibration_error_if_calibrated",
     "classwise_calibration_error",
+    "confusion_matrix",
     "covering_rate",
     "covering_rate_scorer",
     "evaluate",

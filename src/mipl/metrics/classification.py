@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from mipl.metrics._inputs import checked, top_label
+from mipl.metrics._inputs import Ints, checked, top_label
 
 
 def accuracy(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
@@ -26,6 +26,16 @@ def balanced_accuracy(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> fl
     p, y = checked(probabilities, labels)
     _, group = np.unique(y, return_inverse=True)  # (m,), without gaps where a class is absent
     return float((np.bincount(group, p.argmax(axis=1) == y) / np.bincount(group)).mean())
+
+
+def confusion_matrix(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> Ints:
+    """Return the number of examples (k, k) by true label (rows) and predicted label (columns).
+
+    Shapes and ties as in :func:`accuracy`.
+    """
+    p, y = checked(probabilities, labels)
+    k = p.shape[1]
+    return np.bincount(k * y + p.argmax(axis=1), minlength=k * k).reshape(k, k)
 
 
 def brier(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
