@@ -15,7 +15,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mipl.data.bags import Bags
     from mipl.data.sources import Source
 
+Options = TypeVar("Options", bound="SlideOptions")
 ROpt = Annotated[
     int | None, typer.Option("-r", help="False positives per bag, for a data set by name (default 1).")
 ]
@@ -81,18 +82,18 @@ def _field_parameters(group: type[Any]) -> list[inspect.Parameter]:
 
 
 @dataclasses.dataclass(frozen=True)
-class DataOptions:
-    """How DATA is built or read."""
+class SlideOptions:
+    """How DATA is built or read, where a bag of a folder is a slide."""
 
     r: ROpt = None
     raw: RawOpt = None
     labels: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             "--labels",
             metavar="FILE",
             help="CSV, TSV or XLSX with bag_id or slide_id, candidates (a|b|c), and optionally label and "
-            "patient.",
+            "patient, or exported reviews; repeatable, later ones win.",
         ),
     ] = None
     skip_missing: Annotated[
@@ -115,10 +116,11 @@ class DataOptions:
             self.r,
             self.data_seed,
             path_text(self.raw),
-            path_text(self.labels),
+            tuple(map(str, [self.labels] if isinstance(self.labels, Path) else self.labels or [])) or None,
             self.skip_missing,
             ignore=tuple(self.ignore or ()),
             missing_truth=self.missing_truth,
+            bag=getattr(self, "bag", "slide"),
             **noise,  # type: ignore[arg-type]
         )
 
@@ -126,9 +128,18 @@ class DataOptions:
         """Return the bags that DATA and these options stand for."""
         return self.source(data).open()
 
-    def without_builder(self) -> DataOptions:
+    def without_builder(self: Options) -> Options:
         """Return these options without those of a data set built by name: -r, --raw and --data-seed."""
         return dataclasses.replace(self, r=None, raw=None, data_seed=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataOptions(SlideOptions):
+    """How DATA is built or read."""
+
+    bag: Annotated[
+        str, typer.Option("--bag", help="A bag is a slide, or a patient with all slides: slide or patient.")
+    ] = "slide"
 
 
 @dataclasses.dataclass(frozen=True)

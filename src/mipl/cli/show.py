@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from mipl.cli.app import DataArg, JsonOpt, ModelArg, app, console, print_json
-from mipl.cli.options import DataOptions, expand_options
+from mipl.cli.options import DataOptions, SlideOptions, expand_options
 from mipl.errors import SettingError
 
 
@@ -24,7 +24,7 @@ def explain(
     ],
     *,
     top: Annotated[int, typer.Option("--top", min=1, help="Number of instances to print per bag.")] = 10,
-    options: DataOptions,
+    options: SlideOptions,
     as_json: JsonOpt = False,
 ) -> None:
     """Show the attention of the model over the instances of a bag: as a heat map over the slide or ranked."""

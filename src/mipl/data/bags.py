@@ -52,6 +52,7 @@ class Bag:
     instance_labels: IntArray | None = None  # (n,), −1: none of the classes
     coordinates: Array | None = None  # (n, c)
     group: str | None = None
+    geometry: Array | None = None  # (4,) width and height of a patch and of the image; NaN: unknown
 
     def __len__(self) -> int:
         return len(self.instances)
@@ -80,6 +81,7 @@ class Bags:
     missing_truth: bool = False  # a true label may be outside its candidate set
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     feature_names: tuple[str, ...] | None = None  # d names of the columns, for vectors
+    geometry: Array | None = None  # (m, 4) width, height of a patch and of the image; NaN: unknown
 
     def __post_init__(self) -> None:
         validate(self)
@@ -309,7 +311,8 @@ class Bags:
         """Return a hash of everything that can change the result of a run on these bags.
 
         It covers :meth:`content_digest`, the ids, the groups and ``missing_truth``: splits depend on groups,
-        and split files and reports on ids. It does not cover instance labels, coordinates and feature names.
+        and split files and reports on ids. It does not cover instance labels, coordinates, geometry and
+        feature names.
 
         Args:
             visit: see :meth:`content_digest`.
@@ -361,6 +364,7 @@ class Bags:
             instance_labels=None if self.instance_labels is None else self.instance_labels[rows],
             coordinates=None if self.coordinates is None else self.coordinates[rows],
             group=None if self.groups is None else str(self.groups[i]),
+            geometry=None if self.geometry is None else self.geometry[i],
         )
 
     def _select(self, index: IntArray) -> Bags:
@@ -387,7 +391,7 @@ class Bags:
                 object.__setattr__(self, field.name, view)
 
 
-PER_BAG = ("starts", "sizes", "ids", "candidates", "labels", "groups", "weights")
+PER_BAG = ("starts", "sizes", "ids", "candidates", "labels", "groups", "weights", "geometry")
 
 
 def as_bags(bags: Any, candidates: Any = None) -> Bags:

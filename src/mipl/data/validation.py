@@ -28,6 +28,7 @@ KINDS = {  # dtype kinds of NumPy: i and u integers, f floats, b booleans, U tex
     "coordinates": "iuf",
     "groups": "U",
     "weights": "f",
+    "geometry": "f",
 }
 
 
@@ -156,6 +157,7 @@ def _validate_shapes(bags: Bags) -> None:
         ("labels", bags.labels, (m,)),
         ("groups", bags.groups, (m,)),
         ("weights", bags.weights, (m, k)),
+        ("geometry", bags.geometry, (m, 4)),
     ):
         if array is not None and array.shape != shape:
             raise DataError(

@@ -273,7 +273,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return all(isinstance(net, BagNetwork) for net in members_of(self.network_))
 
     def _batches(self, bags: Any) -> Iterator[BagBatch]:
-        bags = check_features(as_bags(bags), self.feature_shape_, self.trained_on_.get("feature_names"))
+        bags = check_features(as_bags(bags), self.feature_shape_, self.trained_on_)
         self.network_.eval()
         loader = BagLoader(bags, next(self.network_.parameters()).device)
         by_parts = BagNetwork.STORED if self.has_attention else None

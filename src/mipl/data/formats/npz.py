@@ -16,7 +16,7 @@ from mipl.errors import DataError, StorageError
 from mipl.files import atomic_file
 
 FORMAT = "mipl-bags-1"
-ARRAYS = ("candidates", "labels", "instance_labels", "coordinates", "groups", "weights")
+ARRAYS = ("candidates", "labels", "instance_labels", "coordinates", "groups", "weights", "geometry")
 
 
 def save_npz(bags: Bags, path: Path) -> None:

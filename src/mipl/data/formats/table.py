@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,13 @@ from mipl.data.formats.header import (
     one_column,
     plain_header,
 )
-from mipl.errors import DataError, StorageError, listed, suggest
+from mipl.data.names import NameIndex
+from mipl.errors import DataError, MiplNotice, StorageError, counted, have, listed, suggest
 from mipl.files import atomic_file
 
 IDS = ("bag_id", "slide_id", "FILENAME")  # STAMP's FILENAME ends in the suffix of a feature file
 FEATURE_FILES = (".h5", ".pt", ".npy", ".npz")
+REVIEW = ("bag_id", "label", "reviewer", "selected")  # columns of the reviews that `mipl serve` exports
 KNOWN = {*IDS, *GROUPS, "candidates", "label", "weights"}
 BINARY = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 Rows = dict[int, dict[str, str]]  # the fields by row number in the file; the header is row 1
@@ -44,6 +47,7 @@ class LabelTable:
     labels: tuple[str, ...] | None = None  # m
     groups: tuple[str, ...] | None = None  # m, for example the patient
     weights: NDArray[np.float32] | None = None  # (m, k)
+    is_review: bool = False  # written by the review page: its rows replace others
 
     def select(self, ids: Sequence[str]) -> LabelTable:
         """Return the rows of these bags in this order; all of them must be in the table."""
@@ -137,9 +141,14 @@ def read_label_table(path: Path) -> LabelTable:
     Instead of ``candidates`` there may be one column per class with 0 or 1 (or false or true): every other
     column with only such values, unless no label is the name of one. Other columns, such as an age, are
     ignored. In a table with binary columns that are not classes, use ``candidates``.
+
+    In a table of reviews (``bag_id``, ``label``, ``reviewer``, ``selected``) there is one row per bag and
+    reviewer, and the candidates of a bag are the labels of its reviewers.
     """
     header, rows = read_rows(path)
     check_not_predictions(path, header)
+    if set(REVIEW) <= set(header):
+        return _review_table(path, rows)
     column = needed_column(path, header, IDS)
     ids = tuple(_ids(path, rows, column))
     if "" in ids:
@@ -173,18 +182,29 @@ def read_label_table(path: Path) -> LabelTable:
     )
 
 
-def apply_label_table(bags: Bags, path: Path, *, missing_truth: bool = False) -> Bags:
-    """Return the bags with the candidate sets, labels, groups and weights of a table.
+def apply_label_table(bags: Bags, paths: Path | Sequence[Path], *, missing_truth: bool = False) -> Bags:
+    """Return the bags with the candidate sets, labels, groups and weights of tables, later ones first.
 
     Classes that are names stay; classes 0 … k−1 stay only if the classes in the table are integers too.
-    Groups stay if the table has none.
+    Groups stay if the tables have none. If the tables are reviews, bags that are not reviewed keep their
+    candidate sets; without candidate sets they are left out.
 
     Args:
-        bags: the bags; the table must have one row per bag.
-        path: a table with the columns of :func:`read_label_table`.
+        bags: the bags; the tables must have a row for each, unless they are reviews.
+        paths: tables with the columns of :func:`read_label_table`, or one.
         missing_truth: allow true labels outside their candidate sets.
     """
-    table = read_label_table(path)
+    paths = [paths] if isinstance(paths, Path) else list(paths)
+    path = ", ".join(map(str, paths))
+    index = NameIndex(bags.ids.tolist())
+    tables = [_renamed(read_label_table(each), index) for each in paths]
+    if all(table.is_review for table in tables):
+        if bags.candidates is None:
+            reviewed = {bag for table in tables for bag in table.ids}
+            bags = bags[np.array([bag in reviewed for bag in bags.ids.tolist()])]
+        else:
+            paths, tables = [Path("the data"), *paths], [_own_table(bags), *tables]
+    table = joined_labels(paths, tables)
     if table.sets is None:
         raise DataError(f"{path} has no column 'candidates' and no 0/1 column per class: add either.")
     _match(path, table.ids, bags)
@@ -213,6 +233,92 @@ def apply_label_table(bags: Bags, path: Path, *, missing_truth: bool = False) ->
         )
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
+
+
+def joined_labels(paths: Sequence[Path], tables: Sequence[LabelTable]) -> LabelTable:
+    """Return one table with the rows of all: of several rows for a bag, the last that has a value wins.
+
+    A note says which rows were joined.
+
+    Args:
+        paths: the files, for messages.
+        tables: one table per file.
+
+    Raises:
+        DataError: only some bags would have candidates, or a patient.
+    """
+    if len(tables) == 1:
+        (table,) = tables
+        known = table.labels is not None and all(table.labels)
+        return table if known else dataclasses.replace(table, labels=None)
+    classes = tuple(dict.fromkeys(name for table in tables for name in table.classes))
+    column = {name: j for j, name in enumerate(classes)}
+    rows: dict[str, dict[str, Any]] = {}
+    notes = []
+    for path, table in zip(paths, tables, strict=True):
+        replaced = sum(bag in rows for bag in table.ids)
+        after = f" ({replaced:,} in place of earlier ones)" if replaced else ""
+        notes.append(f"{counted(len(table.ids), 'bag')} from {path}{after}")
+        for i, bag in enumerate(table.ids):
+            row = rows.setdefault(bag, {})
+            if table.sets is not None:
+                row["set"] = table.sets[i]
+                row["weights"] = None if table.weights is None else (table.classes, table.weights[i])
+            if table.labels is not None or table.is_review:
+                row["label"] = None if table.labels is None else table.labels[i] or None
+            if table.groups is not None:
+                row["group"] = table.groups[i]
+    for key, what in (("set", "candidates"), ("group", "patient")):
+        lacking = [bag for bag, row in rows.items() if key not in row]
+        if lacking and len(lacking) < len(rows):
+            raise DataError(
+                f"{counted(len(lacking), 'bag')} would have no {what} after joining "
+                f"{listed(map(str, paths))}: {listed(lacking)}; give one to every bag, or to none."
+            )
+    warnings.warn(f"Labels joined: {'; '.join(notes)}.", MiplNotice, stacklevel=4)
+    found = list(rows.values())
+    labelled = all(row.get("label") for row in found)
+    sets = tuple(row["set"] for row in found) if all("set" in row for row in found) else None
+    return LabelTable(
+        ids=tuple(rows),
+        classes=classes,
+        sets=sets,
+        labels=tuple(row["label"] for row in found) if labelled else None,
+        groups=tuple(row["group"] for row in found) if all("group" in row for row in found) else None,
+        weights=_joined_weights(found, column) if sets is not None else None,
+    )
+
+
+def _joined_weights(rows: Sequence[dict[str, Any]], column: dict[str, int]) -> NDArray[np.float32] | None:
+    """Return the initial weights (m, k) of joined rows, uniform for a row without; None if none has any."""
+    if all(row["weights"] is None for row in rows):
+        return None
+    weights = np.zeros((len(rows), len(column)), dtype=np.float32)
+    for own, row in zip(weights, rows, strict=True):
+        if row["weights"] is None:
+            own[[column[name] for name in row["set"]]] = 1 / len(row["set"])
+        else:
+            own[[column[name] for name in row["weights"][0]]] = row["weights"][1]
+    return weights
+
+
+def _renamed(table: LabelTable, index: NameIndex) -> LabelTable:
+    """Return a table with the ids of the bags that its names stand for, unless two stand for one."""
+    ids = [index.find(name) or name for name in table.ids]
+    return dataclasses.replace(table, ids=tuple(ids)) if len(set(ids)) == len(ids) else table
+
+
+def _own_table(bags: Bags) -> LabelTable:
+    """Return the candidate sets, labels, groups and weights of bags as a table."""
+    names = tuple(map(str, bags.classes))
+    return LabelTable(
+        ids=tuple(bags.ids.tolist()),
+        classes=names,
+        sets=tuple(tuple(names[j] for j in np.flatnonzero(row)) for row in bags.candidate_sets),
+        labels=None if bags.labels is None else tuple(names[j] for j in bags.labels.tolist()),
+        groups=None if bags.groups is None else tuple(bags.groups.tolist()),
+        weights=None if bags.weights is None else np.asarray(bags.weights),
+    )
 
 
 def write_labels(
@@ -321,6 +427,28 @@ def read_predictions(path: Path) -> tuple[list[str], list[str], NDArray[np.float
     return ids, [column[2:-1] for column in columns], probabilities
 
 
+def _review_table(path: Path, rows: Rows) -> LabelTable:
+    """Return the candidate sets of reviewed bags, and the label, or "" where reviewers disagree."""
+    given: dict[str, dict[str, None]] = {}
+    for number, row in rows.items():
+        for name in ("bag_id", "label"):
+            if not row[name]:
+                raise DataError(f"{path}, row {number} has nothing in column '{name}': fill it in.")
+        given.setdefault(row["bag_id"], {})[row["label"]] = None
+    if not given:
+        raise DataError(f"{path} has no reviews, only a header.")
+    sets = tuple(tuple(labels) for labels in given.values())
+    classes = tuple(sorted({name for labels in sets for name in labels}))
+    check_classes(path, classes)
+    return LabelTable(
+        ids=tuple(given),
+        classes=classes,
+        sets=sets,
+        labels=tuple(labels[0] if len(labels) == 1 else "" for labels in sets),
+        is_review=True,
+    )
+
+
 def _sets(
     path: Path, header: list[str], rows: Rows, labels: Sequence[str] | None
 ) -> tuple[list[list[str]] | None, tuple[str, ...]]:
@@ -356,8 +484,13 @@ def _ids(path: Path, rows: Rows, column: str = "bag_id") -> list[str]:
     return list(ids)
 
 
-def _match(path: Path, named: Iterable[str], bags: Bags) -> None:
+def _match(path: str, named: Iterable[str], bags: Bags) -> None:
     ids, rows = set(bags.ids.tolist()), set(named)
-    for what, names in (("bags have no row in", ids - rows), ("rows name no bag, in", rows - ids)):
-        if names:
-            raise DataError(f"{len(names)} {what} {path}: {listed(sorted(names))}.")
+    lacking, unknown = sorted(ids - rows), sorted(rows - ids)
+    if lacking:
+        raise DataError(
+            f"{counted(len(lacking), 'bag')} {have(lacking)} no row in {path}: {listed(lacking)}."
+        )
+    if unknown:
+        name = "names" if len(unknown) == 1 else "name"
+        raise DataError(f"{counted(len(unknown), 'row')} {name} no bag, in {path}: {listed(unknown)}.")
