@@ -38,10 +38,10 @@ def small_model():
     return CDLClassifier(epochs=5, random_state=0).fit(noisy_bags(0, 120))
 
 
-def app_of(model, bags=None, path=None, **kwargs):
+def app_of(model, bags=None, path=None, images=None, **kwargs):
     if bags is None:
         return make_app(model, **kwargs)
-    dashboard = Dashboard(model, bags)
+    dashboard = Dashboard(model, bags, images)
     return make_app(model, dashboard, Reviews(path, dashboard.index, dashboard.classes), **kwargs)
 
 

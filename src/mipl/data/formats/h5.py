@@ -261,7 +261,8 @@ def _match_files(
     if missing and not skip_missing:
         problems.append(
             f"{counted(len(missing), 'slide')} of {table} {have(missing)} no file in {folder}: "
-            f"{listed(missing)} (add the files, remove the rows, or leave these slides out with --skip-missing)"
+            f"{listed(missing)} (add the files, remove the rows, or leave these slides out with "
+            "--skip-missing)"
         )
     if duplicates:
         are = "is" if len(duplicates) == 1 else "are"
