@@ -175,7 +175,7 @@ def test_the_page_loads_nothing_from_other_sites(client):
 
 
 def test_reviews_are_exported_and_trained_on(client, tmp_path, capsys):
-    """Review, export, and train again: reviewers' labels replace the candidates, two of them are both kept."""
+    """Review, export, and train again: reviewers' labels replace the candidates, and two are both kept."""
     assert "nothing to export" in client.get("/reviews.csv").json()["detail"]
     for bag in BAGS[:10]:
         post_review(client, bag.id, NAMES[bag.label])
@@ -197,7 +197,7 @@ def test_reviews_are_exported_and_trained_on(client, tmp_path, capsys):
     assert (second["label"], second["comment"], second["selected"]) == (other["label"], "a, b", "chosen")
     BAGS.save(tmp_path / "bags.npz")
     words = ["fit", tmp_path / "bags.npz", "--labels", table, "--out", tmp_path / "m", "--set", "epochs=1"]
-    assert main([*map(str, words), "--missing-truth"]) == 0
+    assert main([str(word) for word in words]) == 0
     assert "Labels joined: 40 bags from the data; 10 bags from" in capsys.readouterr().err
     sizes = (11 + BAGS.candidates[10:].sum()) / len(BAGS)
     assert mipl.load(tmp_path / "m").trained_on_["candidates_per_bag"] == round(float(sizes), 4)

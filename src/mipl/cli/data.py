@@ -11,6 +11,7 @@ from rich.table import Table
 
 from mipl.cli.app import DataArg, JsonOpt, app, console, features_line, print_json
 from mipl.cli.options import DataOptions, IgnoreOpt, RawOpt, ROpt, expand_options
+from mipl.errors import counted
 
 data_app = typer.Typer(
     no_args_is_help=True, help="Data sets by name, file formats, annotators' votes, images."
@@ -250,7 +251,7 @@ def votes(
     if as_json:
         print_json({"out": str(out), "candidates": mean, "agreement": agreement, "truths_outside": outside})
         return
-    _print_agreement(f"{len(given.ids)} bags, {table.name}", agreement)
+    _print_agreement(f"{counted(len(given.ids), 'bag')}, {table.name}", agreement)
     saved = ("" if groups is None else ", patients") + ("" if truth is None else ", true labels")
     option = " --missing-truth" if outside else ""
     typer.echo(f"{mean:.2f} candidates per bag{saved}; written to {out}: use it with --labels {out}{option}")
@@ -314,4 +315,4 @@ def images(
         return
     for path in summary.skipped:
         typer.echo(f"mipl: note: {path} could not be read and is left out.", err=True)
-    typer.echo(f"{summary.made} images converted to bags, {summary.kept} already done; in {out}")
+    typer.echo(f"{counted(summary.made, 'image')} converted to bags, {summary.kept} already done; in {out}")

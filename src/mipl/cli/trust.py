@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mipl.cli.app import DataArg, JsonOpt, ModelArg, app, console, print_json
 from mipl.cli.options import DataOptions, expand_options
-from mipl.errors import SettingError
+from mipl.errors import SettingError, counted
 
 if TYPE_CHECKING:
     from mipl.calibration.conformal import Conformal
@@ -95,7 +95,7 @@ def _print_calibration(summary: dict[str, Any]) -> None:
             f"{100 * summary['mean_confidence']:.1f}% after"
         )
     if summary["sets_promise"] is not None:
-        typer.echo(f"Prediction sets from {summary['set_bags']} bags: {summary['sets_promise']}")
+        typer.echo(f"Prediction sets from {counted(summary['set_bags'], 'bag')}: {summary['sets_promise']}")
     typer.echo(f"Model written to {summary['model']}")
 
 
@@ -322,7 +322,9 @@ def _print_triage(
         )
         return
     at = "" if point.threshold is None else f" (confidence at least {point.threshold:.4g})"
-    typer.echo(f"{counts['report']} of {len(rows)} bags reported{at}, {counts['review']} for review.")
+    typer.echo(
+        f"{counts['report']} of {counted(len(rows), 'bag')} reported{at}, {counts['review']} for review."
+    )
     typer.echo(point.note)
     if sets is not None:
         typer.echo(

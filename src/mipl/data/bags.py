@@ -36,7 +36,7 @@ from mipl.data.validation import (
     validate,
     weight_array,
 )
-from mipl.errors import DataError
+from mipl.errors import DataError, counted
 
 Array = NDArray[Any]
 
@@ -342,8 +342,9 @@ class Bags:
             return "Bags(0 bags)"
         feature = "×".join(str(side) for side in self.feature_shape)
         text = (
-            f"Bags({len(self):,} bags, {int(self.sizes.sum()):,} instances "
-            f"({self.sizes.min()}–{self.sizes.max()} per bag) of {feature} features, {self.k} classes"
+            f"Bags({counted(len(self), 'bag')}, {counted(int(self.sizes.sum()), 'instance')} "
+            f"({self.sizes.min()}–{self.sizes.max()} per bag) of {feature} features, "
+            f"{counted(self.k, 'class')}"
         )
         if self.candidates is not None:
             text += f", {self.candidates.sum(axis=1).mean():.2f} candidates per bag"

@@ -30,7 +30,7 @@ from mipl.seeding import seed_for
 from mipl.training.checks import Parameters, check_features, check_training, training_summary
 from mipl.training.crossfit import mean_log_proba
 from mipl.training.distributed import FabricGroup, ProcessGroup, device_named
-from mipl.training.fit import Build, Fitted, fit_network
+from mipl.training.fit import Build, Fitted, fit_network, regularisations
 from mipl.training.model_folder import ModelFolder, write_model
 from mipl.training.progress import Report, progress_bar
 from mipl.training.recipe import RECIPE_VERSION, Recipe, make_recipe
@@ -141,7 +141,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         bags, method, recipe, seed, build = self._begin(bags, y)
         shown = self.verbose and report is None and (fabric is None or fabric.is_global_zero)
-        with progress_bar("training", recipe.epochs, shown) as bar:
+        epochs = recipe.epochs * len(regularisations(recipe, bags))
+        with progress_bar("training", epochs, shown) as bar:
             fitted = fit_network(
                 method,
                 build,

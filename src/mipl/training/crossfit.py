@@ -191,9 +191,11 @@ class EnsembleLoader:
         self._loader = BagLoader(bags, device)
         self._starts = torch.arange(len(seen), device=device)[:, None] * len(bags)  # (members, 1)
 
-    def epoch(self, batch_size: int, rng: np.random.Generator, drop: float = 0.0) -> Iterator[BagBatch]:
+    def epoch(
+        self, batch_size: int, rng: np.random.Generator, drop: float = 0.0, most: int | None = None
+    ) -> Iterator[BagBatch]:
         """Yield every bag once, read once for all: index and candidates (members · b), mask (members, b)."""
-        for batch in self._loader.epoch(batch_size, rng, drop):
+        for batch in self._loader.epoch(batch_size, rng, drop, most):
             yield dataclasses.replace(
                 batch,
                 index=(batch.index + self._starts).flatten(),

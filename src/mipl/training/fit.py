@@ -89,12 +89,9 @@ def fit_network(
     chosen. A recipe with one member trains a single network on all bags.
     """
     recipe = dataclasses.replace(recipe, ensemble=possible_members(bags, recipe.ensemble))
-    images = len(bags.feature_shape) > 1
     narrow = _reducing(build, bags, recipe.components, group.device)
     template = narrow(seed, None)  # its scaling is that of all members
-    choices: tuple[tuple[float, float], ...] = REGULARISATIONS
-    if recipe.weight_decay is not None or recipe.ensemble == 1 or images:
-        choices = ((recipe.decay, 0.0),)
+    choices = regularisations(recipe, bags)
     first_stage = FirstStage(bags, learns_from(bags, recipe.ensemble, seed), template)
     best: Fitted | None = None
     for number, (decay, lowest_tau) in enumerate(choices):
@@ -115,6 +112,14 @@ def fit_network(
     if best.out_of_fold is not None and group.rank == 0:
         _warn(best.out_of_fold)
     return best
+
+
+def regularisations(recipe: Recipe, bags: Bags) -> tuple[tuple[float, float], ...]:
+    """Return the pairs of weight decay and lowest temperature of MAM's attention that are trained."""
+    single = possible_members(bags, recipe.ensemble) == 1
+    if recipe.weight_decay is not None or single or len(bags.feature_shape) > 1:
+        return ((recipe.decay, 0.0),)
+    return REGULARISATIONS
 
 
 class FirstStage:

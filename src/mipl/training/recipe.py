@@ -27,7 +27,7 @@ IMAGE_LR = 1e-3  # learning rate of all layers of an image encoder after the war
 
 @dataclasses.dataclass(frozen=True)
 class Recipe(Settings):
-    """All settings of training that do not belong to a method: 12."""
+    """All settings of training that do not belong to a method: 13."""
 
     epochs: int = setting(100, "T, passes over the training bags", within="[1, inf)", group="optimiser")
     batch_size: int | None = setting(
@@ -51,6 +51,13 @@ class Recipe(Settings):
     )
     instance_dropout: float = setting(
         0.1, "proportion of a bag's instances left out of a step", within="[0, 1)", group="optimiser"
+    )
+    max_instances: int | None = setting(
+        None,
+        "instances of a bag that an epoch draws at random, where it has more; none: all",
+        idle=None,
+        within="[1, inf)",
+        group="optimiser",
     )
     warmup: float = setting(
         0.5,
