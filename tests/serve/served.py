@@ -1,6 +1,7 @@
 """Helpers of the server tests: a small model, bags it misclassifies, request bodies, and a server process."""
 
 import contextlib
+import dataclasses
 import functools
 import io
 import os
@@ -30,6 +31,15 @@ def noisy_bags(first, last):
     arrays = [bag.instances + 4 * rng.normal(size=bag.instances.shape) for bag in bags]
     known = (bags.candidates[first:last], bags.labels[first:last], NAMES)
     return Bags.from_list(arrays[first:last], *known, ids=[f"bag{i}" for i in range(first, last)])
+
+
+def with_places(bags):
+    """Return bags whose instances lie on a grid of four columns in an image of 96 pixels."""
+    rows = np.concatenate([np.arange(size) for size in bags.sizes])
+    return dataclasses.replace(bags.packed(), coordinates=np.stack([rows % 4, rows // 4], axis=1) * 24)
+
+
+BAGS_WITH_PLACES = with_places(noisy_bags(120, 130))
 
 
 @functools.cache

@@ -161,8 +161,8 @@ def fit(
 
 def _print_before_fit(classifier: Any, bags: Any) -> None:
     """Print the features, and what will be trained on what in three lines."""
+    from mipl.estimators.plan import make_plan
     from mipl.training.checks import check_training
-    from mipl.training.plan import make_plan
 
     if (line := features_line(bags.feature_names)) is not None:
         typer.echo(line)
@@ -185,8 +185,8 @@ def plan(
 ) -> None:
     """Say what 'mipl fit' finds in the data, what it will train and why, how long, and what is doubtful."""
     from mipl.estimators import make_classifier
+    from mipl.estimators.plan import make_plan
     from mipl.training.checks import check_training
-    from mipl.training.plan import make_plan
 
     bags = options.open(data)
     classifier = make_classifier(method, random_state=training.seed, **training.params(method))

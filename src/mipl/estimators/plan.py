@@ -20,7 +20,7 @@ from mipl.training.fit import regularisations
 from mipl.training.progress import duration
 
 if TYPE_CHECKING:
-    from mipl.estimators import BagClassifier
+    from mipl.estimators.bag import BagClassifier
 
 QUICK = 1_000_000  # instances that pass a network in all: below, training takes seconds and is not timed
 TIMED = (2, 4)  # epochs of the two trainings whose difference is the time of an epoch
@@ -101,11 +101,12 @@ def estimated_seconds(classifier: BagClassifier, bags: Bags, epochs: int) -> flo
 def _found(bags: Bags) -> tuple[str, ...]:
     sets = bags.candidate_sets
     sizes = sets.sum(axis=1)
-    instances = f"{bags.sizes.min():,}–{bags.sizes.max():,}" if np.ptp(bags.sizes) else f"{bags.sizes[0]:,}"
+    least, most = int(bags.sizes.min()), int(bags.sizes.max())
+    instances = counted(most, "instance") if least == most else f"{least:,}–{most:,} instances"
     shape = "×".join(map(str, bags.feature_shape))
     known = describe(bags.provenance.get("features"))
     found = [
-        f"{counted(len(bags), 'bag')} of {instances} instances with {shape} features"
+        f"{counted(len(bags), 'bag')} of {instances} with {shape} features"
         + (f" ({known})" if known else ""),
         f"{counted(bags.k, 'class')}, candidates of so many bags: "
         + ", ".join(f"{name} {count}" for name, count in zip(bags.classes, sets.sum(axis=0), strict=True)),
