@@ -198,7 +198,7 @@ def test_repr_shows_the_counts():
         "1.33 candidates per bag, no labels)"
     )
     images = Bags.from_list([np.zeros((2, 4, 5))], labels=[0])
-    assert repr(images) == "Bags(1 bags, 2 instances (2–2 per bag) of 4×5 features, 1 classes, labelled)"
+    assert repr(images) == "Bags(1 bag, 2 instances (2–2 per bag) of 4×5 features, 1 class, labelled)"
 
 
 # ---- nobody changes bags -------------------------------------------------------------------------------

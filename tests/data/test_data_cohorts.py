@@ -11,7 +11,7 @@ from mipl.cli import main
 from mipl.data.bags import Bags
 from mipl.data.batch import BagLoader
 from mipl.data.formats.h5 import open_folder, patient_bags
-from mipl.data.formats.table import apply_label_table
+from mipl.data.formats.labels import apply_label_table
 from mipl.data.sources import Source
 from mipl.errors import DataError, MiplNotice
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from mipl.data.bags import Bags
 from mipl.data.datasets import DATASETS, build
 from mipl.data.formats.h5 import open_folder, patient_bags, write_folder
+from mipl.data.formats.labels import apply_label_table
 from mipl.data.formats.mat import read_mat, write_mat
 from mipl.data.formats.npz import load_npz, save_npz
 from mipl.data.formats.partial_mat import is_partial_mat, read_partial_mat
-from mipl.data.formats.table import apply_label_table
 from mipl.data.formats.tidy import read_tidy, write_tidy
 from mipl.data.noise import drop_instances, remove_true_label
 from mipl.errors import SettingError, StorageError, suggest

@@ -270,6 +270,7 @@ def _describe(model: BagClassifier, limits: Limits) -> dict[str, Any]:
         "classes": model.classes_.tolist(),
         "feature_shape": list(model.feature_shape_),
         "feature_names": model.trained_on_.get("feature_names"),
+        "features": model.trained_on_["provenance"].get("features"),
         "trained_on": {name: model.trained_on_[name] for name in ("bags", "instances", "candidates_per_bag")},
         "calibrated_by": None if calibration is None else calibration.by,
         "limits": dataclasses.asdict(limits),

@@ -17,6 +17,7 @@ import numpy as np
 
 from mipl.data.bags import Bags
 from mipl.data.candidates import candidate_matrix, label_array
+from mipl.data.formats.labels import joined_labels
 from mipl.data.formats.origin import (
     UNKNOWN,
     Origin,
@@ -25,7 +26,7 @@ from mipl.data.formats.origin import (
     read_origin,
     recorded,
 )
-from mipl.data.formats.table import LabelTable, joined_labels, read_label_table, write_labels
+from mipl.data.formats.table import LabelTable, read_label_table, write_labels
 from mipl.data.lazy import SUFFIXES, FileArray, Part, array_names, open_array
 from mipl.data.names import NameIndex
 from mipl.data.validation import STORED

@@ -26,6 +26,7 @@ KEYS = {  # name here -> attributes of other tools
 }
 UNKNOWN = (math.nan, math.nan, math.nan, math.nan)
 LONGEST = 200  # characters of a value
+MOST, LARGEST = 100, 1024  # attributes that are read, and their bytes
 Features = dict[str, Any]
 
 
@@ -52,8 +53,22 @@ def read_origin(path: Path, features: str, coordinates: str | None) -> Origin:
 
         with contextlib.suppress(Exception), h5py.File(path, "r") as file:  # attributes are optional
             for owner in (file, file[features], *([file[coordinates]] if coordinates else [])):
-                found |= {name: _plain(value) for name, value in owner.attrs.items()}
-    return Origin(_features(found, path), _geometry(found), _text(found.get("source")))
+                found |= _read(owner)
+    return Origin(_features(found, path.parent.name), _geometry(found), _text(found.get("source")))
+
+
+def features_in(file: Any, features: str) -> Features:
+    """Return what an open HDF5 file says of the array ``features``."""
+    return _features(_read(file) | _read(file[features]))
+
+
+def _read(owner: Any) -> dict[str, Any]:
+    """Return the attributes of an HDF5 file or array, without large ones."""
+    found = {}
+    for name in list(owner.attrs)[:MOST]:
+        if owner.attrs.get_id(name).get_storage_size() <= LARGEST:
+            found[name] = _plain(owner.attrs[name])
+    return found
 
 
 def recorded(folder: Path) -> Features:
@@ -133,14 +148,14 @@ def attributes(features: Any, geometry: Iterable[float] | None) -> dict[str, Any
     return {name: value for name, value in result.items() if value is not None}
 
 
-def _features(found: Mapping[str, Any], path: Path) -> Features:
+def _features(found: Mapping[str, Any], folder: str = "") -> Features:
     result: Features = {}
     for key, names in KEYS.items():
         value = next((found[name] for name in names if name in found), None)
         if isinstance(value, str | int | float | list):
             result[key] = value
-    if "encoder" not in result and path.parent.name.startswith("features_"):  # TRIDENT
-        result["encoder"] = path.parent.name.removeprefix("features_")
+    if "encoder" not in result and folder.startswith("features_"):  # TRIDENT
+        result["encoder"] = folder.removeprefix("features_")
     for key in ("generator", "weights"):
         if (text := _text(found.get(key))) is not None:
             result[key] = text
