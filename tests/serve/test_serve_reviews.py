@@ -87,10 +87,10 @@ def test_bad_reviews_are_refused(client):
     assert "There is no bag" in post_review(client, "../etc/passwd", "elm").json()["detail"]
     assert post_review(client, "\ud800", "elm").status_code == 422
     assert "Did you mean 'elm'?" in post_review(client, "bag125", "elmo").json()["detail"]
-    assert post_review(client, "bag125", "e" * 20_000).status_code == 413
+    assert post_review(client, "bag125", "e" * 5000).status_code == 413
     plain = client.post("/reviews", content=json.dumps({"bag_id": "bag125", "label": "elm"}))
     assert plain.status_code == 415  # what another site's form could send
-    for name, text in (("reviewer", 3), ("reviewer", "a" * 101), ("comment", "c" * 1001), ("mood", "good")):
+    for name, text in (("reviewer", 3), ("reviewer", "a" * 101), ("comment", "c" * 501), ("mood", "good")):
         body = {"bag_id": "bag125", "label": "elm", name: text}
         assert client.post("/reviews", json=body).status_code == 422
     assert all(bag["reviews"] == [] for bag in client.get("/bags").json()["bags"])

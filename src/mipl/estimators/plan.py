@@ -108,7 +108,7 @@ def _found(bags: Bags) -> tuple[str, ...]:
     found = [
         f"{counted(len(bags), 'bag')} of {instances} with {shape} features"
         + (f" ({known})" if known else ""),
-        f"{counted(bags.k, 'class')}, candidates of so many bags: "
+        f"{counted(bags.k, 'class')}, bags with the candidate: "
         + ", ".join(f"{name} {count}" for name, count in zip(bags.classes, sets.sum(axis=0), strict=True)),
         f"{sizes.mean():.2f} candidates per bag; agreement: {np.mean(sizes == 1):.0%} of the bags have one",
     ]
@@ -157,9 +157,7 @@ def _doubts(bags: Bags, recipe: Any, members: int) -> tuple[str, ...]:
             "sample of them, another one in each epoch"
         )
     if bags.groups is None and "features" in bags.provenance:
-        doubts.append(
-            "if some bags are of one patient, say so in a column patient: folds would share patients"
-        )
+        doubts.append("patients unknown: if any has several bags, add a column patient, or folds share it")
     if (sets.sum(axis=1) == 1).all():
         doubts.append("every bag has one candidate: this is ordinary supervision")
     return tuple(doubts)

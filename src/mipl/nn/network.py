@@ -94,7 +94,8 @@ class BagNetwork(nn.Module):
         chunks = [instances] if isinstance(instances, Tensor) else instances.parts(self.CHUNK)
         head = cast(nn.Linear, self.head)
         scores = torch.cat([functional.linear(self.encode(part), head.weight, head.bias) for part in chunks])
-        return weights[:, None] * (scores - scores.mean(dim=1, keepdim=True))
+        evidence: Tensor = weights[:, None] * (scores - scores.mean(dim=1, keepdim=True))
+        return evidence
 
     def _forward_chunked(self, instances: ChunkedInstances, sizes: Tensor) -> Output:
         """Compute the same with one chunk in memory: first all scores, which the softmax of a bag needs."""

@@ -142,7 +142,9 @@ def tissue_map(
         ax.set_title(title, fontsize=9, loc="left", parse_math=False)
     order = np.argsort(-weights, kind="stable")
     _ranks(axes[1], places[order[:marked]], spacing, 72 * side * 0.9 / max(wide, high / shape))
-    bars = [(attention_norm, HEAT, "attention, in multiples of the mean")]
+    bars: list[tuple[Normalize, Colormap, str]] = [
+        (attention_norm, HEAT, "attention, in multiples of the mean")
+    ]
     if signed:
         bars.append((evidence_norm, SIGNED, "evidence: against (below 0) and for the class, in logits"))
     for norm, colours, label in bars:

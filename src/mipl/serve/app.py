@@ -32,7 +32,7 @@ from mipl.serve.openapi import (
 from mipl.serve.requests import JSON, Limits, RequestError, parse_json, read_bags, read_body
 from mipl.serve.reviews import Reviews
 
-MAX_REVIEW_BYTES = 16 * 2**10  # a bag's id, a class, a name and a comment
+MAX_REVIEW_BYTES = 4096  # a bag's id, a class, a name and a comment
 ASSETS = {"page.js": "text/javascript", "page.css": "text/css"}
 Result = TypeVar("Result")
 

@@ -55,7 +55,7 @@ def review_body() -> dict[str, Any]:
         "bag_id": {"type": "string"},
         "label": {"type": ["string", "null"]},
         "reviewer": {"type": "string", "maxLength": 100},
-        "comment": {"type": "string", "maxLength": 1000},
+        "comment": {"type": "string", "maxLength": 500},
     }
     schema = _object(properties, required=["bag_id", "label"])
     return {"required": True, "content": {JSON: {"schema": schema}}}

@@ -20,7 +20,7 @@ from mipl.errors import DataError, SettingError, StorageError, counted, suggest
 from mipl.seeding import rng_for
 
 FORMAT = 2  # the file's user_version; format 1 has no reviewers, comments and audits
-MAX_NAME, MAX_COMMENT = 100, 1000  # characters
+MAX_NAME, MAX_COMMENT = 100, 500  # characters
 LATEST = """
 SELECT bag_id, label, reviewer, at, comment FROM reviews
 WHERE number IN (SELECT max(number) FROM reviews GROUP BY bag_id, reviewer) AND label IS NOT NULL

@@ -63,7 +63,7 @@ def open_folder(
     """
     paths = [tables] if isinstance(tables, Path) else list(tables)
     files = feature_files(folder)
-    parts, origins, problems = _read_files(files)
+    parts, origins, unreadable = _read_files(files)
     sources = {slide: origin.source for slide, origin in origins.items() if origin.source is not None}
     index = NameIndex(files, sources)
     named = {slide: slide for slide in files}  # by file: the name of the slide in the table
@@ -72,9 +72,9 @@ def open_folder(
     if paths:
         known = joined_labels(paths, [_in_files(read_label_table(path), index) for path in paths])
         named, unmatched = _match_files(folder, files, table, known.ids, index, skip_missing)
-        problems = [text for slide, text in problems.items() if slide in named] + unmatched
+        problems = [text for slide, text in unreadable.items() if slide in named] + unmatched
     else:
-        problems = list(problems.values())
+        problems = list(unreadable.values())
     features = {slide: parts[slide][0] for slide in named if slide in parts}
     coordinates = {slide: where for slide in features if (where := parts[slide][1]) is not None}
     problems += _width_problems(features)
@@ -109,7 +109,7 @@ def patient_bags(bags: Bags) -> Bags:
     patients, first, owner = np.unique(bags.groups, return_index=True, return_inverse=True)
     order = np.argsort(owner, kind="stable")
     ordered, owner = bags[order], owner[order]
-    if isinstance(bags.source, FileArray) and len(bags.source.parts) == len(bags):
+    if isinstance(bags.source, FileArray) and np.array_equal(bags.starts, bags.source.starts[:-1]):
         parts = [bags.source.parts[i] for i in order]  # one file per slide: nothing is read
         source: Any = FileArray(parts, bags.source.dtype, bags.source.columns)
     else:
@@ -119,7 +119,7 @@ def patient_bags(bags: Bags) -> Bags:
     labels = bags.labels
     if labels is not None:
         labels = labels[first]
-        differing = np.flatnonzero(ordered.labels != labels[owner])  # type: ignore[operator]
+        differing = np.flatnonzero(ordered.labels != labels[owner])
         if len(differing):
             raise DataError(
                 f"Patient '{patients[owner[differing[0]]]}' has slides with different labels: give all "
