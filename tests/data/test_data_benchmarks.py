@@ -406,6 +406,4 @@ def test_noisy_digits_are_digits_with_noise():
         distance = np.linalg.norm(bag.instances[:, None] - clean[None], axis=2)  # (n, 1797)
         nearest = load_digits().target[distance.argmin(axis=1)]
         assert (nearest[~positive] % 2 == 1).mean() > 0.7  # noise moves some to another digit
-        assert (
-            0.2 < distance.min(axis=1).mean() / 8 < 0.32
-        )  # at most the standard deviation
+        assert 0.2 < distance.min(axis=1).mean() / 8 < 0.32  # at most the standard deviation

@@ -116,7 +116,7 @@ class SlideOptions:
             self.r,
             self.data_seed,
             path_text(self.raw),
-            tuple(map(str, [self.labels] if isinstance(self.labels, Path) else self.labels or [])) or None,
+            tuple(map(str, self.labels or ())) or None,
             self.skip_missing,
             ignore=tuple(self.ignore or ()),
             missing_truth=self.missing_truth,

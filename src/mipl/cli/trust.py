@@ -230,7 +230,8 @@ def _open_both(
         bags, labelled = bags[rest], bags[taken]
     else:
         by_name = options if rule.calibrate_on in DATASETS else options.without_builder()
-        own = dataclasses.replace(by_name, labels=rule.calibrate_labels, skip_missing=False, ignore=None)
+        tables = None if rule.calibrate_labels is None else [rule.calibrate_labels]
+        own = dataclasses.replace(by_name, labels=tables, skip_missing=False, ignore=None)
         labelled = own.open(rule.calibrate_on)
         check_unseen(classifier, labelled)
     return bags, labelled[one_per_group(labelled, "triage")]

@@ -35,12 +35,8 @@ class Plan:
     found: tuple[str, ...]
     training: tuple[str, ...]
     doubts: tuple[str, ...]
-    seconds: float | None  # None: seconds, not measured
-
-    @property
-    def time(self) -> str:
-        """The expected time in words."""
-        return "a few seconds" if self.seconds is None else f"about {duration(self.seconds)}"
+    seconds: float | None  # None: not measured
+    time: str  # the expected time in words
 
     def summary(self) -> tuple[str, str, str]:
         """Return three lines."""
@@ -56,10 +52,14 @@ class Plan:
         return dataclasses.asdict(self)
 
 
-def make_plan(classifier: BagClassifier, bags: Bags) -> Plan:
+def make_plan(classifier: BagClassifier, bags: Bags, *, measure: bool = True) -> Plan:
     """Return the plan of training a classifier on bags with candidate sets.
 
-    The time is estimated from a few epochs on some of the bags, whose networks are thrown away.
+    Args:
+        classifier: not trained; it is not changed.
+        bags: the training bags.
+        measure: estimate the time, unless it is short, from a few epochs on some of the bags, whose networks
+            are thrown away.
     """
     method, recipe = classifier.parts(bags.provenance)
     members = possible_members(bags, recipe.ensemble)
@@ -78,8 +78,11 @@ def make_plan(classifier: BagClassifier, bags: Bags) -> Plan:
             f"weight decays {decays} are trained; the one that predicts left-out sets better is kept"
         )
     passes = int(bags.sizes.sum()) * recipe.epochs * members * len(choices)
-    seconds = None if passes < QUICK else estimated_seconds(classifier, bags, recipe.epochs)
-    return Plan(_found(bags), tuple(training), _doubts(bags, recipe, members), seconds)
+    seconds, text = None, "a few seconds"
+    if passes >= QUICK:
+        seconds = estimated_seconds(classifier, bags, recipe.epochs) if measure else None
+        text = "time as in the progress below" if seconds is None else f"about {duration(seconds)}"
+    return Plan(_found(bags), tuple(training), _doubts(bags, recipe, members), seconds, text)
 
 
 def estimated_seconds(classifier: BagClassifier, bags: Bags, epochs: int) -> float:

@@ -66,8 +66,9 @@ class Lines:
             return
         self._printed = now
         parts = [str(done) if self._total is None else f"{done} of {self._total}", *([note] if note else [])]
-        if self._total is not None and self._first < done < self._total:
-            left = (now - self._started) / (done - self._first) * (self._total - done)
+        steps = done - self._first
+        if self._total is not None and max(3, self._total / 50) <= steps and done < self._total:
+            left = (now - self._started) / steps * (self._total - done)
             parts.append(f"about {duration(left)} left")
         print(f"mipl: {self._title}: {', '.join(parts)}", file=sys.stderr, flush=True)
 
