@@ -10,7 +10,7 @@ export OMP_NUM_THREADS := 1
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   train one network three ways, compare them, write $(OUT)/index.html"
+	@echo "make demo   train a network three ways and an ensemble, compare them, write $(OUT)/index.html"
 	@echo "make test   lint, types and the whole test suite"
 	@echo "make fuzz   every case of the fuzz tests, of which make test runs a tenth"
 	@echo "make bench  measure speed and memory (half an hour on a quiet machine), fill in docs/speed.md"

@@ -1,6 +1,7 @@
 """Attention of single bags: the table, the figure and the files."""
 
 import csv
+import dataclasses
 import json
 
 import numpy as np
@@ -8,12 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mipl
 from mipl import make_classifier
 from mipl.cli import main
 from mipl.data.bags import Bag, Bags
+from mipl.data.geometry import placement
+from mipl.data.images.patches import patch_grid
 from mipl.data.sources import Source
 from mipl.errors import DataError, SettingError, StorageError
 from mipl.explain import COLUMNS, Explanation, explain, file_names, write_explanations
+from mipl.nn.network import BagNetwork, members_of
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +144,10 @@ def test_the_files_agree_with_the_explanation(model, slides, tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     with (tmp_path / "out" / "slide-4.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == COLUMNS
+    others = [name for name in rows[0] if name not in COLUMNS]
+    assert tuple(rows[0]) == (*COLUMNS, *others)
+    assert others[0] == f"evidence({found[1].label})"
+    assert [float(row[others[1]]) for row in rows] == list(found[1].evidence.values())[1].tolist()
     assert [float(row["attention"]) for row in rows] == found[1].attention.tolist()
     assert [(float(row["x"]), float(row["y"])) for row in rows] == list(map(tuple, slides[4].coordinates))
     assert (tmp_path / "out" / "slide-3.png").read_bytes().startswith(b"\x89PNG")
@@ -203,3 +211,105 @@ def test_a_bag_of_an_image_is_drawn_where_its_pixels_are(tmp_path):
     (left, top), (right, bottom) = cells.get_paths()[i].get_extents().get_points()
     assert left <= 80 < 83 <= right
     assert top <= 118 < 121 <= bottom
+
+
+@pytest.mark.parametrize("name", ["sam-cn", "dam-cc", "mam-cn", "demipl"])
+@pytest.mark.parametrize("members", [1, 3])
+def test_evidence_adds_up_to_the_scores_of_the_bag(name, members, slides):
+    """An independent route: the last layer on the bags' own features z."""
+    own = make_classifier(name, ensemble=members, epochs=1).fit(slides)
+    nets = members_of(own.network_)
+    z = np.split(own.embed(slides), len(nets), axis=1)
+    heads = [(net.head.weight.detach().numpy(), net.head.bias.detach().numpy()) for net in nets]
+    scores = np.mean([part @ w.T + b for part, (w, b) in zip(z, heads, strict=True)], axis=0)
+    centred = scores - scores.mean(axis=1, keepdims=True)
+    sums = np.array([values.sum(axis=0) for values in own.evidence(slides)])
+    np.testing.assert_allclose(sums, centred, atol=1e-5)
+
+
+def test_evidence_of_a_bag_that_is_read_in_parts(slides, monkeypatch):
+    own = make_classifier("sam-cn", ensemble=1, epochs=1).fit(slides)
+    whole = own.evidence(slides)
+    monkeypatch.setattr(BagNetwork, "CHUNK", 7)
+    monkeypatch.setattr(BagNetwork, "STORED", 5)
+    for one, other in zip(whole, own.evidence(slides), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def tile_bag(geometry=None):
+    """Return a bag of 16 patches of a tile, with the tile."""
+    image = np.random.default_rng(0).integers(0, 256, (63, 101, 3), dtype=np.uint8)
+    patches, places = patch_grid(image, 16)
+    return image, patches, Bag("t", np.zeros((16, 2)), coordinates=places, geometry=geometry)
+
+
+def explained(bag, image):
+    evidence = {"a": np.linspace(-1, 1, 16), "b": np.linspace(0.5, -0.5, 16)}
+    return Explanation(bag, "a", 0.7, "b", np.arange(1.0, 17) / 136, evidence, image)
+
+
+def test_maps_over_an_image_are_in_register():
+    image, patches, bag = tile_bag()
+    figure = explained(bag, image).figure()
+    panels = [ax for ax in figure.axes if ax.images]
+    titles = ["image", "attention", "evidence for a", "evidence for b"]
+    assert [ax.get_title(loc="left") for ax in panels] == titles
+    for ax in panels:
+        assert ax.images[0].get_extent() == [0, 101, 63, 0]
+    for ax in panels[1:]:
+        cells = next(c for c in ax.collections if c.get_label() == "cells")
+        for cell, patch in zip(cells.get_paths(), patches, strict=True):
+            (left, top), (right, bottom) = cell.get_extents().get_points().round().astype(int)
+            np.testing.assert_array_equal(image[top:bottom, left:right], patch)
+    shown = [next(c for c in ax.collections if c.get_label() == "cells").get_array() for ax in panels[1:]]
+    np.testing.assert_allclose(shown[0], 16 * np.arange(1.0, 17) / 136)
+    np.testing.assert_allclose(shown[2], np.linspace(0.5, -0.5, 16))
+    bars = [ax for ax in figure.axes if not ax.images]
+    assert len(bars) == 2  # the scales
+    assert "predicted a, confidence 70.0%; true label b" in texts(figure)
+
+
+def test_a_thumbnail_is_placed_by_the_size_of_the_slide():
+    image, _, bag = tile_bag()
+    known = dataclasses.replace(
+        bag, coordinates=bag.coordinates * 40, geometry=np.array([1000.0, 600.0, 101 * 40, 63 * 40])
+    )
+    place = placement(known, 101, 63)
+    assert (place.width, place.height) == (101 * 40, 63 * 40)
+    assert place.patch == (1000, 600)
+    figure = explained(known, image).figure()
+    assert figure.axes[1].images[0].get_extent() == [0, 4040, 2520, 0]
+    with pytest.raises(DataError, match="has 101×101 pixels, but its slide is 4040×2520"):
+        placement(known, 101, 101)
+    with pytest.raises(DataError, match="reach beyond its image of 101×63: give the image at full size"):
+        placement(dataclasses.replace(known, geometry=None), 101, 63)
+    with pytest.raises(DataError, match="has no coordinates"):
+        placement(dataclasses.replace(known, coordinates=None), 101, 63)
+
+
+def test_a_large_image_is_reduced_to_means():
+    image = np.random.default_rng(0).integers(0, 256, (10, 3205, 3), dtype=np.uint8)
+    reduced = mipl.explain._reduced(image)  # by a factor of 3
+    assert reduced.shape == (4, 1069, 3)
+    np.testing.assert_allclose(reduced[1, 2], image[3:6, 6:9].mean(axis=(0, 1)), atol=0.51)
+    np.testing.assert_allclose(reduced[3, 1068], image[9:, 3204:].mean(axis=(0, 1)), atol=0.51)
+
+
+def test_explain_with_images_from_the_command_line(model, slides, tmp_path, capsys):
+    cv2 = pytest.importorskip("cv2")
+    slides.save(tmp_path / "bags.npz")
+    model.save(tmp_path / "model")
+    images = tmp_path / "images"
+    images.mkdir()
+    for name in ("slide-1", "slide-2"):
+        cv2.imwrite(str(images / f"{name}.png"), np.full((5 * 256, 6 * 256, 3), 200, dtype=np.uint8))
+    words = ["explain", tmp_path / "model", tmp_path / "bags.npz", "--out", tmp_path / "out"]
+    command = [*map(str, words), "--bag", "slide-1"]
+    assert main([*command, "--image", str(images / "slide-1.png")]) == 0
+    assert main([*command, "--bag", "slide-2", "--image", str(images)]) == 0
+    assert len(list((tmp_path / "out").glob("*.png"))) == 2
+    capsys.readouterr()
+    assert main([*command, "--bag", "slide-2", "--image", str(images / "slide-1.png")]) == 2
+    assert "is one image for 2 bags: give the folder" in capsys.readouterr().err
+    assert main([*command, "--bag", "slide-3", "--image", str(images)]) == 2
+    assert "has no image of the bag slide-3" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 
 
 class MiplError(Exception):
@@ -47,3 +47,16 @@ def suggest(name: object, known: Iterable[object]) -> str:
     options = [str(option) for option in known]
     near = difflib.get_close_matches(str(name), options, n=1, cutoff=0.6)
     return f" Did you mean '{near[0]}'?" if near else f" Known: {listed(options, 30)}."
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless there is one: 1 bag, 2 bags."""
+    plural = (
+        f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}{'es' if noun.endswith(('s', 'x')) else 's'}"
+    )
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def have(things: Sized) -> str:
+    """Return the verb for a number of things."""
+    return "has" if len(things) == 1 else "have"

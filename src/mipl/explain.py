@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,17 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from mipl.data.bags import Bag, Bags
-from mipl.errors import DataError
+from mipl.data.geometry import placement
+from mipl.errors import DataError, listed
 from mipl.estimators import BagClassifier
 from mipl.files import atomic_folder, write_json
 from mipl.reports.figures import attention_strip, style
-from mipl.reports.heat_map import heat_map
+from mipl.reports.heat_map import heat_map, tissue_map
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-COLUMNS = ("index", "x", "y", "attention", "rank")
+COLUMNS = ("index", "x", "y", "attention", "rank")  # and evidence(class) for the two most probable
+DRAWN = 1600  # pixels of the longer side of an image in a figure
 MARKER = "explain.json"
 
 
@@ -37,6 +39,10 @@ class Explanation:
     confidence: float
     truth: str | None
     attention: Floats  # (n,), summing to 1
+    evidence: Mapping[str, Floats] = dataclasses.field(
+        default_factory=dict
+    )  # by class (n,), the two most probable
+    image: npt.NDArray[np.uint8] | None = None  # (h, w, 3), the tile or a thumbnail of the slide
 
     @property
     def order(self) -> Ints:
@@ -50,20 +56,39 @@ class Explanation:
         return coordinates if coordinates is not None and coordinates.shape[1] == 2 else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row per instance with the columns ``COLUMNS``; index from 0, rank from 1."""
+        """Return one row per instance: ``COLUMNS``, evidence for classes; index from 0, rank from 1."""
         ranks = np.empty(len(self.attention), dtype=np.int64)
         ranks[self.order] = np.arange(1, len(ranks) + 1)
         positions = [(None, None)] * len(ranks) if self.positions is None else self.positions.tolist()
         return [
-            {"index": i, "x": x, "y": y, "attention": float(self.attention[i]), "rank": int(ranks[i])}
+            {
+                "index": i,
+                "x": x,
+                "y": y,
+                "attention": float(self.attention[i]),
+                "rank": int(ranks[i]),
+                **{f"evidence({name})": float(values[i]) for name, values in self.evidence.items()},
+            }
             for i, (x, y) in enumerate(positions)
         ]
 
     def figure(self) -> Figure:
-        """Return a heat map of a bag with coordinates, otherwise its images or bars ranked by attention."""
+        """Return maps over the image, a heat map at the coordinates, or images or bars by attention."""
         prediction = f"predicted {self.label}, confidence {self.confidence:.1%}"
         prediction += "" if self.truth is None else f"; true label {self.truth}"
-        if self.positions is not None:
+        if self.image is not None:
+            place = placement(self.bag, self.image.shape[1], self.image.shape[0])
+            assert self.positions is not None
+            figure = tissue_map(
+                _reduced(self.image),
+                (place.width, place.height),
+                self.attention,
+                self.positions,
+                self.evidence,
+                place.patch,
+            )
+            note = f"instances: {len(self.attention):,}; numbers: rank by attention, where they fit"
+        elif self.positions is not None:
             figure = heat_map(self.attention, self.positions)
             note = f"instances: {len(self.attention):,}; numbers: rank by attention, where they fit"
         else:
@@ -76,8 +101,20 @@ class Explanation:
         return _add_title(figure, self.bag.id, prediction, note)
 
 
-def explain(classifier: BagClassifier, bags: Bags, ids: Sequence[str]) -> list[Explanation]:
-    """Return one explanation per distinct id, in the given order."""
+def explain(
+    classifier: BagClassifier,
+    bags: Bags,
+    ids: Sequence[str],
+    images: Mapping[str, npt.NDArray[np.uint8]] | None = None,
+) -> list[Explanation]:
+    """Return one explanation per distinct id, in the given order.
+
+    Args:
+        classifier: a trained model with attention.
+        bags: the bags.
+        ids: the bags to explain.
+        images: by id, the tile or a thumbnail of the slide (h, w, 3), to draw maps over.
+    """
     index = {str(bag): i for i, bag in enumerate(bags.ids.tolist())}
     for bag in ids:
         if bag not in index:
@@ -85,7 +122,9 @@ def explain(classifier: BagClassifier, bags: Bags, ids: Sequence[str]) -> list[E
             raise DataError(f"There is no bag '{bag}' in the data. Did you mean '{near[0]}'?")
     chosen = bags[np.array([index[bag] for bag in dict.fromkeys(ids)], dtype=np.int64)]
     attention, p = classifier.attention_weights(chosen), classifier.predict_proba(chosen)
-    names = classifier.classes_.tolist()
+    evidence = classifier.evidence(chosen)
+    names = list(map(str, classifier.classes_.tolist()))
+    tops = np.argsort(-p, axis=1, kind="stable")[:, :2]
     return [
         Explanation(
             bag,
@@ -93,8 +132,10 @@ def explain(classifier: BagClassifier, bags: Bags, ids: Sequence[str]) -> list[E
             float(row.max()),
             None if bag.label is None else str(chosen.classes[bag.label]),
             weights,
+            {names[j]: values[:, j] for j in top.tolist()},
+            None if images is None else images.get(bag.id),
         )
-        for bag, row, weights in zip(chosen, p, attention, strict=True)
+        for bag, row, weights, values, top in zip(chosen, p, attention, evidence, tops, strict=True)
     ]
 
 
@@ -108,9 +149,10 @@ def write_explanations(folder: Path, explanations: Sequence[Explanation]) -> lis
     with atomic_folder(folder, MARKER) as temporary:
         for stem, each in zip(stems, explanations, strict=True):
             with (temporary / f"{stem}.csv").open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, COLUMNS)
+                rows = each.rows()
+                writer = csv.DictWriter(file, list(rows[0]))
                 writer.writeheader()
-                writer.writerows(each.rows())
+                writer.writerows(rows)
             with style():
                 figure = each.figure()
                 figure.savefig(temporary / f"{stem}.png", dpi=200)
@@ -139,6 +181,33 @@ def file_names(ids: Sequence[str]) -> list[str]:
             name, number = f"{safe}-{number}", number + 1
         names.append(name)
     return names
+
+
+def read_images(path: Path, bags: Sequence[str]) -> dict[str, npt.NDArray[np.uint8]]:
+    """Return the image of each bag: a file if there is one bag, or a folder of files named as the bags."""
+    from mipl.data.images.folder import match_images, read_image
+
+    if not path.is_dir():
+        if len(set(bags)) > 1:
+            raise DataError(f"{path} is one image for {len(set(bags))} bags: give the folder of the images.")
+        return {bags[0]: read_image(path)}
+    found = match_images(path, bags)
+    missing = [bag for bag in bags if bag not in found]
+    if missing:
+        raise DataError(f"{path} has no image of the bag {listed(missing)}: add it, or leave the bag out.")
+    return {bag: read_image(found[bag]) for bag in dict.fromkeys(bags)}
+
+
+def _reduced(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return an image of at most ``DRAWN`` pixels, each the mean of those it stands for."""
+    factor = -(-max(image.shape[:2]) // DRAWN)
+    if factor == 1:
+        return image
+    edges = [np.arange(0, side, factor) for side in image.shape[:2]]
+    sums = np.add.reduceat(np.add.reduceat(image.astype(np.float32), edges[0], axis=0), edges[1], axis=1)
+    sizes = [np.diff(np.append(edge, side)) for edge, side in zip(edges, image.shape[:2], strict=True)]
+    reduced: npt.NDArray[np.uint8] = np.round(sums / np.outer(*sizes)[..., None]).astype(np.uint8)
+    return reduced
 
 
 def _images(instances: npt.NDArray[Any]) -> Floats | None:

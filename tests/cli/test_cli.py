@@ -251,7 +251,7 @@ def run_here(jobs, workers, show=False):
     return failures
 
 
-def test_demo_prints_three_models_and_writes_the_page(tmp_path, capsys, monkeypatch):
+def test_demo_prints_the_models_and_writes_the_page(tmp_path, capsys, monkeypatch):
     from mipl.experiments import demo
 
     short = tuple(variant._replace(settings={**variant.settings, "epochs": 1}) for variant in demo.VARIANTS)
@@ -261,6 +261,7 @@ def test_demo_prints_three_models_and_writes_the_page(tmp_path, capsys, monkeypa
     assert code == 0
     assert "Sigmoid head + MDL" in out
     assert "Linear head + CDL" in out
+    assert "Ensemble + CDL" in out
     page = (tmp_path / "d" / "index.html").read_text()
     assert "250" in page
-    assert page.count("<svg") >= 7
+    assert page.count("<svg") >= 9

@@ -386,3 +386,24 @@ def test_the_real_birdsong_gives_table_1():
 def test_built_bags_survive_a_file(digits, tmp_path):
     digits.save(tmp_path / "digits.npz")
     assert_same(Bags.load(tmp_path / "digits.npz"), digits)
+
+
+def test_noisy_digits_are_digits_with_noise():
+    from sklearn.datasets import load_digits
+
+    bags = build("digits-mipl-noisy", 2)
+    assert (
+        bags.digest() == build("digits-mipl-noisy", 2).digest() != build("digits-mipl-noisy", 2, 1).digest()
+    )
+    assert np.bincount(bags.labels).tolist() == [50] * 5
+    assert 10 <= bags.sizes.min() <= bags.sizes.max() <= 19
+    assert (bags.candidates.sum(axis=1) == 3).all()
+    assert bags.candidates[np.arange(250), bags.labels].all()
+    clean = load_digits().data / 16.0
+    for bag in bags[::50]:
+        positive = bag.instance_labels == bag.label
+        assert positive.sum() == 3
+        distance = np.linalg.norm(bag.instances[:, None] - clean[None], axis=2)  # (n, 1797)
+        nearest = load_digits().target[distance.argmin(axis=1)]
+        assert (nearest[~positive] % 2 == 1).mean() > 0.7  # noise moves some to another digit
+        assert 0.2 < distance.min(axis=1).mean() / 8 < 0.32  # at most the standard deviation

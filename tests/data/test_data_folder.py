@@ -190,7 +190,7 @@ def test_missing_slides_can_be_left_out(tmp_path):
 def test_files_in_no_row_are_named_and_left_out(tmp_path):
     folder, csv = lay_out("clam", tmp_path, cohort())
     write_h5(folder / "h5_files" / "extra.h5", np.ones((3, 6), dtype=np.float32))
-    with pytest.warns(UserWarning, match=r"1 files in .* have no row .*: extra; they are ignored"):
+    with pytest.warns(UserWarning, match=r"1 file in .* has no row .*: extra; it is ignored"):
         assert len(open_folder(folder, csv)) == 12
 
 
@@ -229,7 +229,7 @@ BROKEN = {
         "has none of the arrays",
     ),
     "ints.h5": (lambda p: write_h5(p, np.ones((2, 2), dtype=np.int32)), "features of type int32"),
-    "flat.h5": (lambda p: write_h5(p, np.ones(4)), r"of shape \(4,\)"),
+    "deep.h5": (lambda p: write_h5(p, np.ones((1, 1, 2, 4))), r"of shape \(1, 1, 2, 4\)"),
     "batch.h5": (lambda p: write_h5(p, np.ones((2, 3, 4))), r"of shape \(2, 3, 4\)"),
     "empty.h5": (lambda p: write_h5(p, np.ones((0, 4))), "is empty"),
     "coords.h5": (lambda p: write_h5(p, np.ones((3, 4)), np.ones((2, 2))), "coordinates of shape"),
@@ -273,7 +273,7 @@ def test_a_path_in_the_table_reads_nothing_outside(slide, tmp_path):
     write_h5(tmp_path / "secret.h5", np.ones((3, 2), dtype=np.float32))
     write_h5(tmp_path / "F" / "a.h5", np.ones((3, 2), dtype=np.float32))
     (tmp_path / "t.csv").write_text(f"slide_id,candidates\na,x|y\n{slide},x\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"1 slides of .* have no file"):
+    with pytest.raises(DataError, match=r"1 slide of .* has no file"):
         open_folder(tmp_path / "F", tmp_path / "t.csv")
 
 
@@ -394,7 +394,7 @@ def test_a_practitioners_evening(tmp_path, capsys):
 def test_a_slide_named_with_and_without_its_suffix_is_one_slide_too_many(tmp_path):
     write_h5(tmp_path / "F" / "a.h5", np.ones((3, 2), dtype=np.float32))
     (tmp_path / "t.csv").write_text("slide_id,candidates\na,x|y\na.svs,x\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"1 files are named by two rows of .*: a"):
+    with pytest.raises(DataError, match=r"1 file is named by two rows of .*: a"):
         open_folder(tmp_path / "F", tmp_path / "t.csv")
     (tmp_path / "t.csv").write_text("slide_id,candidates\na.svs,x|y\n", encoding="utf-8")
     assert open_folder(tmp_path / "F", tmp_path / "t.csv").ids.tolist() == [

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from random_bags import attempt, many
 
 from mipl.data.bags import Bags
+from mipl.data.formats.labels import apply_label_table
 from mipl.data.formats.table import (
-    apply_label_table,
     read_label_table,
     read_predictions,
     read_table,
@@ -122,9 +122,9 @@ def test_initial_weights_of_other_candidates_are_dropped(table):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("bag_id,candidates\nx,a\ny,b\n", r"1 bags have no row in .*labels\.csv: z\."),
+        ("bag_id,candidates\nx,a\ny,b\n", r"1 bag has no row in .*labels\.csv: z\."),
         ("bag_id,candidates\n", r"3 bags have no row in .*labels\.csv: x, y, z\."),
-        ("bag_id,candidates\nx,a\ny,b\nz,b\nw,a\n", r"1 rows name no bag, in .*labels\.csv: w\."),
+        ("bag_id,candidates\nx,a\ny,b\nz,b\nw,a\n", r"1 row names no bag, in .*labels\.csv: w\."),
         ("bag_id,candidates\nx,a\ny,b\nz,b\nx,b\n", r"labels\.csv, row 5 names the bag 'x' a second time"),
         ("bag_id,candidates\n\nx,a\n\nx,b\n", r"labels\.csv, row 5 names the bag 'x' a second time"),
         ("bag_id,candidates\nx,a\ny,b,c\nz,b\n", r"labels\.csv, row 3 has 3 fields, but the header has 2"),

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_bags import attempt, many
 
-from mipl.data.formats.table import apply_label_table, write_labels
+from mipl.data.formats.labels import apply_label_table
+from mipl.data.formats.table import write_labels
 from mipl.data.votes import agreement, candidates, read_votes, weights
 from mipl.errors import DataError, SettingError, StorageError
 

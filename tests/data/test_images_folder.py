@@ -22,7 +22,8 @@ from random_bags import attempt, real
 from torch import nn
 
 from mipl.data.images import PatchEncoder, generate, image_bags, list_images, make_generator, patches
-from mipl.data.images.folder import SUFFIXES, read_image
+from mipl.data.images.folder import read_image
+from mipl.data.names import IMAGES as SUFFIXES
 from mipl.errors import DataError, SettingError, StorageError
 
 CLASSES = ("AC", "H")

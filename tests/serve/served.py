@@ -1,6 +1,7 @@
 """Helpers of the server tests: a small model, bags it misclassifies, request bodies, and a server process."""
 
 import contextlib
+import dataclasses
 import functools
 import io
 import os
@@ -32,16 +33,25 @@ def noisy_bags(first, last):
     return Bags.from_list(arrays[first:last], *known, ids=[f"bag{i}" for i in range(first, last)])
 
 
+def with_places(bags):
+    """Return bags whose instances lie on a grid of four columns in an image of 96 pixels."""
+    rows = np.concatenate([np.arange(size) for size in bags.sizes])
+    return dataclasses.replace(bags.packed(), coordinates=np.stack([rows % 4, rows // 4], axis=1) * 24)
+
+
+BAGS_WITH_PLACES = with_places(noisy_bags(120, 130))
+
+
 @functools.cache
 def small_model():
     """Return a model trained on bags 0 to 119, once for all tests."""
     return CDLClassifier(epochs=5, random_state=0).fit(noisy_bags(0, 120))
 
 
-def app_of(model, bags=None, path=None, **kwargs):
+def app_of(model, bags=None, path=None, images=None, **kwargs):
     if bags is None:
         return make_app(model, **kwargs)
-    dashboard = Dashboard(model, bags)
+    dashboard = Dashboard(model, bags, images)
     return make_app(model, dashboard, Reviews(path, dashboard.index, dashboard.classes), **kwargs)
 
 

@@ -122,7 +122,7 @@ def test_review_export_and_fit_by_keyboard(browser, tmp_path):
         assert errors == []
         assert {url.split("/")[2] for url in requests if url.startswith("http")} == {address}
         page.close()
-    exported = {row["bag_id"]: row["candidates"] for row in csv.DictReader(table.read_text().splitlines())}
+    exported = {row["bag_id"]: row["label"] for row in csv.DictReader(table.read_text().splitlines())}
     assert [exported[bag] for bag in reviewed] == [NAMES[number % 4] for number in range(10)]
     BAGS.save(tmp_path / "bags.npz")
     words = ["fit", tmp_path / "bags.npz", "--labels", table, "--out", tmp_path / "m", "--set", "epochs=1"]

@@ -4,18 +4,23 @@ import base64
 import csv
 import json
 import sqlite3
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from served import NAMES, app_of, noisy_bags, small_model
 from starlette.testclient import TestClient
 
 import mipl
 from mipl.cli import main
 from mipl.data.bags import Bags
-from mipl.errors import DataError, StorageError
+from mipl.data.sources import Source
+from mipl.errors import SettingError, StorageError
 from mipl.serve.dashboard import Dashboard
-from mipl.serve.reviews import Reviews
+from mipl.serve.reviews import COLUMNS, Reviews
 from mipl.triage import at_threshold, measured
 
 BAGS = noisy_bags(120, 160)
@@ -46,10 +51,10 @@ def test_the_latest_review_counts_and_none_is_overwritten(tmp_path):
     reviews = Reviews(path, ["a", "b"], NAMES)
     for bag, label in (("a", "ash"), ("b", "elm"), ("a", "birch"), ("b", None)):
         reviews.add(bag, label)
-    assert reviews.labels() == {"a": "birch"}
+    assert [(one.bag, one.label) for one in reviews.latest()] == [("a", "birch")]
     reviews.close()
     again = Reviews(path, ["a", "b"], NAMES)
-    assert again.labels() == {"a": "birch"}
+    assert [(one.bag, one.label) for one in again.latest()] == [("a", "birch")]
     again.close()
     with sqlite3.connect(path) as file:
         assert file.execute("SELECT count(*) FROM reviews").fetchone() == (4,)
@@ -85,7 +90,10 @@ def test_bad_reviews_are_refused(client):
     assert post_review(client, "bag125", "e" * 5000).status_code == 413
     plain = client.post("/reviews", content=json.dumps({"bag_id": "bag125", "label": "elm"}))
     assert plain.status_code == 415  # what another site's form could send
-    assert client.get("/bags").json()["bags"][0]["review"] is None
+    for name, text in (("reviewer", 3), ("reviewer", "a" * 101), ("comment", "c" * 501), ("mood", "good")):
+        body = {"bag_id": "bag125", "label": "elm", name: text}
+        assert client.post("/reviews", json=body).status_code == 422
+    assert all(bag["reviews"] == [] for bag in client.get("/bags").json()["bags"])
 
 
 def test_a_review_that_cannot_be_written_is_not_acknowledged(tmp_path):
@@ -120,7 +128,7 @@ def test_ties_are_reported_together():
     model = small_model()
     one = BAGS[0].instances
     known = ([[0, 1]] * 4, [0, 1, 0, 1], NAMES)
-    overview = Dashboard(model, Bags.from_list([one] * 4, *known)).overview({})
+    overview = Dashboard(model, Bags.from_list([one] * 4, *known)).overview([])
     assert [row["reported"] for row in overview["measured"]] == [4]
     assert overview["measured"][0]["errors"] in (2, 4)
 
@@ -167,29 +175,97 @@ def test_the_page_loads_nothing_from_other_sites(client):
 
 
 def test_reviews_are_exported_and_trained_on(client, tmp_path, capsys):
-    """Review, export, and train again on the reviewers' labels."""
-    answer = client.get("/reviews.csv")
-    rows = {row["bag_id"]: row["candidates"] for row in csv.DictReader(answer.text.splitlines())}
-    assert rows["bag121"] == "|".join(NAMES[j] for j in np.flatnonzero(BAGS.candidates[1]))
+    """Review, export, and train again: reviewers' labels replace the candidates, and two are both kept."""
+    assert "nothing to export" in client.get("/reviews.csv").json()["detail"]
     for bag in BAGS[:10]:
         post_review(client, bag.id, NAMES[bag.label])
+    other = {
+        "bag_id": BAGS.ids[0],
+        "label": NAMES[BAGS.labels[0] - 1],
+        "reviewer": "Bo",
+        "comment": "a, \n b",
+    }
+    assert client.post("/reviews", json=other).json()["reviewed"] == 10
     table = tmp_path / "reviews.csv"
     table.write_bytes(client.get("/reviews.csv").content)
-    rows = {row["bag_id"]: row["candidates"] for row in csv.DictReader(table.read_text().splitlines())}
-    assert list(rows) == BAGS.ids.tolist()
-    assert [rows[bag.id] for bag in BAGS[:10]] == [NAMES[bag.label] for bag in BAGS[:10]]
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert tuple(rows[0]) == COLUMNS
+    assert [(row["bag_id"], row["label"]) for row in rows if not row["reviewer"]] == [
+        (bag.id, NAMES[bag.label]) for bag in BAGS[:10]
+    ]
+    (second,) = [row for row in rows if row["reviewer"] == "Bo"]
+    assert (second["label"], second["comment"], second["selected"]) == (other["label"], "a, b", "chosen")
     BAGS.save(tmp_path / "bags.npz")
     words = ["fit", tmp_path / "bags.npz", "--labels", table, "--out", tmp_path / "m", "--set", "epochs=1"]
     assert main([str(word) for word in words]) == 0
-    sizes = (10 + BAGS.candidates[10:].sum()) / len(BAGS)
+    assert "Labels joined: 40 bags from the data; 10 bags from" in capsys.readouterr().err
+    sizes = (11 + BAGS.candidates[10:].sum()) / len(BAGS)
     assert mipl.load(tmp_path / "m").trained_on_["candidates_per_bag"] == round(float(sizes), 4)
 
 
-def test_without_candidate_sets_only_the_reviewed_are_exported():
-    dashboard = Dashboard(
-        small_model(), Bags.from_list([bag.instances for bag in BAGS[:3]], ids=["a", "b", "c"])
-    )
-    assert dashboard.label_table({"c": "elm", "a": "ash"}).split() == ["bag_id,candidates", "a,ash", "c,elm"]
-    with pytest.raises(DataError, match="nothing to export"):
-        dashboard.label_table({})
-    assert dashboard.overview({})["measured"] is None
+def test_without_candidate_sets_only_the_reviewed_are_trained_on(tmp_path):
+    table = tmp_path / "reviews.csv"
+    table.write_text("bag_id,label,reviewer,time,comment,selected\nc,elm,A,,,chosen\na,ash,A,,,random\n")
+    bags = Bags.from_list([bag.instances for bag in BAGS[:3]], ids=["a", "b", "c"])
+    bags.save(tmp_path / "bags.npz")
+    found = Source(str(tmp_path / "bags.npz"), labels=str(table)).open()
+    assert found.ids.tolist() == ["a", "c"]
+    assert [found.classes[label] for label in found.labels] == ["ash", "elm"]
+    assert Dashboard(small_model(), bags).overview([])["measured"] is None
+
+
+def test_an_audit_is_drawn_once_and_shown_first(tmp_path):
+    path, ids = tmp_path / "r.sqlite", BAGS.ids.tolist()
+    reviews = Reviews(path, ids, NAMES)
+    reviews.start_audit(5)
+    drawn = reviews.audit()
+    assert len(set(drawn)) == 5
+    reviews.start_audit(5)  # a server that is started again
+    assert reviews.audit() == drawn
+    with pytest.raises(SettingError, match=r"an audit of 5 bags, whose size is fixed: give --audit 5"):
+        reviews.start_audit(6)
+    reviews.add(drawn[0], "elm", "A")
+    reviews.add(next(bag for bag in ids if bag not in drawn), "ash", "A")
+    rows = {row["bag_id"]: row["selected"] for row in csv.DictReader(reviews.table().splitlines())}
+    assert sorted(rows.values()) == ["chosen", "random"]
+    assert rows[drawn[0]] == "random"
+    overview = Dashboard(small_model(), BAGS).overview(reviews.latest(), drawn)["bags"]
+    assert [bag["bag_id"] for bag in overview[:5]] == drawn
+    assert {bag["selected"] for bag in overview[:5]} == {"random"}
+    confidence = [bag["confidence"] for bag in overview[5:]]
+    assert confidence == sorted(confidence)
+    reviews.close()
+
+
+def test_an_audit_after_the_first_review_is_refused(tmp_path):
+    reviews = Reviews(tmp_path / "r.sqlite", ["a", "b"], NAMES)
+    with pytest.raises(SettingError, match="more than there are: 2 bags"):
+        reviews.start_audit(3)
+    reviews.add("a", "elm")
+    with pytest.raises(SettingError, match="has reviews already"):
+        reviews.start_audit(1)
+    reviews.close()
+
+
+@given(st.integers(1, 6), st.integers(0, 2**16))
+def test_one_bag_per_patient_is_drawn(size, seed):
+    groups = [f"p{i}" for i in np.random.default_rng(seed).permutation(np.arange(12) % 6)]
+    ids = [f"b{i:02d}" for i in range(12)]
+    with tempfile.TemporaryDirectory() as folder:
+        reviews = Reviews(Path(folder) / "r.sqlite", ids, NAMES)
+        reviews.start_audit(size, groups)
+        patients = [groups[ids.index(bag)] for bag in reviews.audit()]
+        reviews.close()
+    assert len(patients) == len(set(patients)) == size
+
+
+def test_a_file_of_the_first_format_is_continued(tmp_path):
+    with sqlite3.connect(tmp_path / "r.sqlite") as file:
+        file.execute("CREATE TABLE reviews (number INTEGER PRIMARY KEY, bag_id TEXT, label TEXT, at TEXT)")
+        file.execute("INSERT INTO reviews (bag_id, label, at) VALUES ('a', 'elm', '2026-01-01')")
+        file.execute("PRAGMA user_version = 1")
+    file.close()
+    reviews = Reviews(tmp_path / "r.sqlite", ["a"], NAMES)
+    reviews.add("a", "ash", "B")
+    assert [(one.reviewer, one.label) for one in reviews.latest()] == [("", "elm"), ("B", "ash")]
+    reviews.close()

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from mipl.cli.app import DataArg, JsonOpt, app, console, features_line, print_json
 from mipl.cli.options import DataOptions, IgnoreOpt, RawOpt, ROpt, expand_options
-from mipl.errors import SettingError
+from mipl.errors import SettingError, counted
 
 data_app = typer.Typer(
     no_args_is_help=True, help="Data sets by name, file formats, annotators' votes, images."
@@ -317,4 +317,4 @@ def images(
         return
     for path in summary.skipped:
         typer.echo(f"mipl: note: {path} could not be read and is left out.", err=True)
-    typer.echo(f"{summary.made} images converted to bags, {summary.kept} already done; in {out}")
+    typer.echo(f"{counted(summary.made, 'image')} converted to bags, {summary.kept} already done; in {out}")

@@ -7,6 +7,7 @@ import math
 import re
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ from rich.table import Table
 
 from mipl.cli.app import DataArg, JsonOpt, ModelArg, app, console, features_line, print_json
 from mipl.cli.options import DataOptions, TrainingOptions, expand_options
-from mipl.errors import SettingError, listed, suggest
+from mipl.errors import SettingError, counted, listed, suggest
 
 if TYPE_CHECKING:
     from mipl.estimators import BagClassifier
@@ -141,8 +142,8 @@ def fit(
     params = training.params(method)
     classifier = make_classifier(method, random_state=training.seed, verbose=not as_json, **params)
     check_folder(out, "model.json")  # before training rather than after it
-    if not as_json and (line := features_line(bags.feature_names)) is not None:
-        typer.echo(line)
+    if not as_json:
+        _print_before_fit(classifier, bags)
     # after all checks of the command, so that an error is printed once and not by every process
     fabric = launch(device.devices, device.nodes, device.accelerator, device.precision)
     started = time.perf_counter()
@@ -160,6 +161,51 @@ def fit(
         seconds = time.perf_counter() - started
         classifier.save(out)
         _print_fit(classifier, bags, method, out, seconds, as_json)
+
+
+def _print_before_fit(classifier: Any, bags: Any) -> None:
+    """Print the features, and what will be trained on what in three lines."""
+    from mipl.estimators.plan import make_plan
+    from mipl.training.checks import check_training
+
+    if (line := features_line(bags.feature_names)) is not None:
+        typer.echo(line)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # training warns of the same
+        check_training(bags)
+    # networks on images take long before their first epoch: timing them would delay the training itself
+    for line in make_plan(classifier, bags, measure=len(bags.feature_shape) == 1).summary():
+        typer.echo(line)
+
+
+@app.command()
+@expand_options
+def plan(
+    data: DataArg,
+    *,
+    method: Annotated[str, typer.Option("--method", help="A name from 'mipl methods'.")] = "sam-cn",
+    training: TrainingOptions,
+    options: DataOptions,
+    as_json: JsonOpt = False,
+) -> None:
+    """Say what 'mipl fit' finds in the data, what it will train and why, how long, and what is doubtful."""
+    from mipl.estimators import make_classifier
+    from mipl.estimators.plan import make_plan
+    from mipl.training.checks import check_training
+
+    bags = options.open(data)
+    classifier = make_classifier(method, random_state=training.seed, **training.params(method))
+    check_training(bags)
+    planned = make_plan(classifier, bags)
+    if as_json:
+        print_json(planned.to_dict())
+        return
+    for heading, lines in (
+        ("Found", planned.found),
+        ("Will be trained", (*planned.training, f"time on this machine: {planned.time}")),
+        ("Doubtful", planned.doubts or ("nothing",)),
+    ):
+        typer.echo("\n".join([heading, *(f"  - {line}" for line in lines)]))
 
 
 def _print_fit(classifier: Any, bags: Any, method: str, out: Path, seconds: float, as_json: bool) -> None:
@@ -182,7 +228,8 @@ def _print_fit(classifier: Any, bags: Any, method: str, out: Path, seconds: floa
         )
         return
     typer.echo(
-        f"{bags!r}\n{method} trained for {len(losses)} epochs in {seconds:.1f} s; model written to {out}"
+        f"{bags!r}\n{method} trained for {counted(len(losses), 'epoch')} in {seconds:.1f} s; "
+        f"model written to {out}"
     )
     sets = "candidate set" if classifier.annotators_ is None else "votes"
     if held_out is not None:
@@ -268,7 +315,10 @@ def predict(
         if mix is not None:
             shares = ", ".join(f"{name} {100 * share:.1f}%" for name, share in mix.items())
             typer.echo(f"Probabilities corrected for the class mix {shares}.")
-        typer.echo(f"{len(bags)} bags predicted, mean confidence {100 * confidence:.1f}%; written to {out}")
+        typer.echo(
+            f"{counted(len(bags), 'bag')} predicted, mean confidence {100 * confidence:.1f}%; "
+            f"written to {out}"
+        )
 
 
 def _for_class_mix(

@@ -15,7 +15,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mipl.data.candidates import Classes
     from mipl.data.sources import Source
 
+Options = TypeVar("Options", bound="SlideOptions")
 ROpt = Annotated[
     int | None, typer.Option("-r", help="False positives per bag, for a data set by name (default 1).")
 ]
@@ -82,18 +83,18 @@ def _field_parameters(group: type[Any]) -> list[inspect.Parameter]:
 
 
 @dataclasses.dataclass(frozen=True)
-class DataOptions:
-    """How DATA is built or read."""
+class SlideOptions:
+    """How DATA is built or read, where a bag of a folder is a slide."""
 
     r: ROpt = None
     raw: RawOpt = None
     labels: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             "--labels",
             metavar="FILE",
             help="CSV, TSV or XLSX with bag_id or slide_id, candidates (a|b|c), and optionally label and "
-            "patient.",
+            "patient, or exported reviews; repeatable, later ones win.",
         ),
     ] = None
     votes: Annotated[
@@ -129,12 +130,13 @@ class DataOptions:
             self.r,
             self.data_seed,
             path_text(self.raw),
-            path_text(self.labels),
+            tuple(map(str, self.labels or ())) or None,
             self.skip_missing,
             ignore=tuple(self.ignore or ()),
             missing_truth=self.missing_truth,
             votes=path_text(self.votes),
             gold=path_text(self.gold),
+            bag=getattr(self, "bag", "slide"),
             **noise,  # type: ignore[arg-type]
         )
 
@@ -145,20 +147,30 @@ class DataOptions:
     def open_labelled(self, data: str, classes: Classes) -> tuple[Bags, str | None]:
         """Return the bags of DATA with true labels, and a sentence on bags that are left out.
 
-        Where ``--labels`` is a table of labels alone, such as reviews, only its bags that were drawn at
+        Where ``--labels`` are tables of labels alone, such as reviews, only their bags that were drawn at
         random are returned.
         """
         from mipl.data.reviews import is_table_of_labels, read_reviews, true_labels, with_true_labels
 
-        if self.labels is None or not is_table_of_labels(self.labels):
+        if not self.labels or not all(map(is_table_of_labels, self.labels)):
             return self.open(data), None
-        labels = true_labels(read_reviews(self.labels), self.labels)
+        path = self.labels[0] if len(self.labels) == 1 else Path(", ".join(map(str, self.labels)))
+        labels = true_labels(read_reviews(*self.labels), path)
         bags = dataclasses.replace(self, labels=None).open(data)
-        return with_true_labels(bags, labels, self.labels, classes), labels.note()
+        return with_true_labels(bags, labels, path, classes), labels.note()
 
-    def without_builder(self) -> DataOptions:
+    def without_builder(self: Options) -> Options:
         """Return these options without those of a data set built by name: -r, --raw and --data-seed."""
         return dataclasses.replace(self, r=None, raw=None, data_seed=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataOptions(SlideOptions):
+    """How DATA is built or read."""
+
+    bag: Annotated[
+        str, typer.Option("--bag", help="A bag is a slide, or a patient with all slides: slide or patient.")
+    ] = "slide"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 
 from mipl.cli.app import DataArg, JsonOpt, ModelArg, app, console, print_json
-from mipl.cli.options import DataOptions, expand_options
-from mipl.errors import SettingError
+from mipl.cli.options import DataOptions, SlideOptions, expand_options
+from mipl.errors import SettingError, counted
 
 
 @app.command()
@@ -23,20 +23,29 @@ def explain(
         Path, typer.Option("--out", metavar="DIR", help="Folder for a CSV, a PNG and an SVG per bag.")
     ],
     *,
+    image: Annotated[
+        Path | None,
+        typer.Option(
+            "--image",
+            metavar="FILE|DIR",
+            help="Tile or slide thumbnail to draw the map over, or the folder of such images.",
+        ),
+    ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Number of instances to print per bag.")] = 10,
-    options: DataOptions,
+    options: SlideOptions,
     as_json: JsonOpt = False,
 ) -> None:
     """Show the attention of the model over the instances of a bag: as a heat map over the slide or ranked."""
     from mipl.estimators import load
-    from mipl.explain import MARKER, write_explanations
+    from mipl.explain import MARKER, read_images, write_explanations
     from mipl.explain import explain as explain_bags
     from mipl.files import check_folder
 
     classifier = load(model)
     bags = options.open(data)
     check_folder(out, MARKER)
-    explanations = explain_bags(classifier, bags, bag)
+    images = None if image is None else read_images(image, bag)
+    explanations = explain_bags(classifier, bags, bag, images)
     written = write_explanations(out, explanations)
     tops = [[each.rows()[i] for i in each.order[:top]] for each in explanations]
     if as_json:
@@ -46,7 +55,7 @@ def explain(
     for about, rows in zip(written, tops, strict=True):
         typer.echo(
             f"{about['bag_id']}: {about['label']}, confidence {100 * about['confidence']:.1f}%, "
-            f"{about['instances']} instances"
+            f"{counted(about['instances'], 'instance')}"
         )
         console().print(_attention_table(rows))
     typer.echo(f"Tables and figures written to {out}")

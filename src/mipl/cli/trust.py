@@ -11,7 +11,7 @@ from rich.table import Table
 
 from mipl.cli.app import DataArg, JsonOpt, ModelArg, app, console, print_json
 from mipl.cli.options import DataOptions, expand_options
-from mipl.errors import SettingError
+from mipl.errors import SettingError, counted
 
 if TYPE_CHECKING:
     from mipl.calibration.conformal import Conformal
@@ -107,7 +107,7 @@ def _print_calibration(summary: dict[str, Any]) -> None:
             f"{100 * summary['mean_confidence']:.1f}% after"
         )
     if summary["sets_promise"] is not None:
-        typer.echo(f"Prediction sets from {summary['set_bags']} bags: {summary['sets_promise']}")
+        typer.echo(f"Prediction sets from {counted(summary['set_bags'], 'bag')}: {summary['sets_promise']}")
     typer.echo(f"Model written to {summary['model']}")
 
 
@@ -340,7 +340,8 @@ def _open_both(
         bags, labelled = bags[rest], bags[taken]
     else:
         by_name = options if rule.calibrate_on in DATASETS else options.without_builder()
-        own = dataclasses.replace(by_name, labels=rule.calibrate_labels, skip_missing=False, ignore=None)
+        tables = None if rule.calibrate_labels is None else [rule.calibrate_labels]
+        own = dataclasses.replace(by_name, labels=tables, skip_missing=False, ignore=None)
         labelled, note = own.open_labelled(rule.calibrate_on, tuple(classifier.classes_.tolist()))
         check_unseen(classifier, labelled)
     return bags, labelled[one_per_group(labelled, "triage")], note
@@ -413,7 +414,10 @@ def _print_triage(summary: dict[str, Any], point: OperatingPoint) -> None:
     at = "" if point.threshold is None else f" (confidence at least {point.threshold:.4g})"
     if summary["note"] is not None:
         typer.echo(summary["note"])
-    typer.echo(f"{summary['report']} of {summary['bags']} bags reported{at}, {summary['review']} for review.")
+    typer.echo(
+        f"{summary['report']} of {counted(summary['bags'], 'bag')} reported{at}, "
+        f"{summary['review']} for review."
+    )
     typer.echo(point.note)
     if (sets := summary["sets"]) is not None:
         typer.echo(

@@ -37,7 +37,7 @@ from mipl.data.validation import (
     validate,
     weight_array,
 )
-from mipl.errors import DataError
+from mipl.errors import DataError, counted
 
 Array = NDArray[Any]
 
@@ -53,6 +53,7 @@ class Bag:
     instance_labels: IntArray | None = None  # (n,), −1: none of the classes
     coordinates: Array | None = None  # (n, c)
     group: str | None = None
+    geometry: Array | None = None  # (4,) width and height of a patch and of the image; NaN: unknown
 
     def __len__(self) -> int:
         return len(self.instances)
@@ -83,6 +84,7 @@ class Bags:
     feature_names: tuple[str, ...] | None = None  # d names of the columns, for vectors
     votes: IntArray | None = None  # (v, 3) bag, annotator (−1: a gold label), label
     annotators: tuple[str, ...] = ()  # names
+    geometry: Array | None = None  # (m, 4) width, height of a patch and of the image; NaN: unknown
 
     def __post_init__(self) -> None:
         validate(self)
@@ -314,7 +316,8 @@ class Bags:
         """Return a hash of everything that can change the result of a run on these bags.
 
         It covers :meth:`content_digest`, the ids, the groups and ``missing_truth``: splits depend on groups,
-        and split files and reports on ids. It does not cover instance labels, coordinates and feature names.
+        and split files and reports on ids. It does not cover instance labels, coordinates, geometry and
+        feature names.
 
         Args:
             visit: see :meth:`content_digest`.
@@ -344,8 +347,9 @@ class Bags:
             return "Bags(0 bags)"
         feature = "×".join(str(side) for side in self.feature_shape)
         text = (
-            f"Bags({len(self):,} bags, {int(self.sizes.sum()):,} instances "
-            f"({self.sizes.min()}–{self.sizes.max()} per bag) of {feature} features, {self.k} classes"
+            f"Bags({counted(len(self), 'bag')}, {counted(int(self.sizes.sum()), 'instance')} "
+            f"({self.sizes.min()}–{self.sizes.max()} per bag) of {feature} features, "
+            f"{counted(self.k, 'class')}"
         )
         if self.candidates is not None:
             text += f", {self.candidates.sum(axis=1).mean():.2f} candidates per bag"
@@ -366,6 +370,7 @@ class Bags:
             instance_labels=None if self.instance_labels is None else self.instance_labels[rows],
             coordinates=None if self.coordinates is None else self.coordinates[rows],
             group=None if self.groups is None else str(self.groups[i]),
+            geometry=None if self.geometry is None else self.geometry[i],
         )
 
     def _select(self, index: IntArray) -> Bags:
@@ -394,7 +399,7 @@ class Bags:
                 object.__setattr__(self, field.name, view)
 
 
-PER_BAG = ("starts", "sizes", "ids", "candidates", "labels", "groups", "weights")
+PER_BAG = ("starts", "sizes", "ids", "candidates", "labels", "groups", "weights", "geometry")
 
 
 def as_bags(bags: Any, candidates: Any = None) -> Bags:

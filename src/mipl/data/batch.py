@@ -86,7 +86,9 @@ class BagLoader:
         instances = instances.to(self.device, torch.float32)
         return instances.div_(255.0) if source.dtype == np.uint8 else instances
 
-    def epoch(self, batch_size: int, rng: np.random.Generator, drop: float = 0.0) -> Iterator[BagBatch]:
+    def epoch(
+        self, batch_size: int, rng: np.random.Generator, drop: float = 0.0, most: int | None = None
+    ) -> Iterator[BagBatch]:
         """Yield every bag once in shuffled order.
 
         If the instances are in files, the next batch is read while the current one is in use. With several
@@ -96,8 +98,9 @@ class BagLoader:
             batch_size: bags per batch.
             rng: shuffles the bags and draws the dropped instances.
             drop: fraction of the instances to drop at random. One instance per bag is never dropped.
+            most: number of instances of a larger bag that are drawn at random before; None: all.
         """
-        batches = self._shuffled(batch_size, rng, drop)
+        batches = self._shuffled(batch_size, rng, drop, most)
         if type(self.bags.source) is np.ndarray:  # in memory, neither memory-mapped nor in files
             yield from batches
             return
@@ -107,13 +110,17 @@ class BagLoader:
                 following = reader.submit(next, batches, None)
                 yield batch
 
-    def _shuffled(self, batch_size: int, rng: np.random.Generator, drop: float) -> Iterator[BagBatch]:
+    def _shuffled(
+        self, batch_size: int, rng: np.random.Generator, drop: float, most: int | None
+    ) -> Iterator[BagBatch]:
         rank, processes = self.shard
         order = rng.permutation(len(self.bags))
         block = batch_size * max(1, self.PREFETCH // batch_size)
         for begin in range(0, len(order), block):  # the rows of many bags in one call
             index = order[begin : begin + block]
             rows, sizes = self.bags.rows(index), self.bags.sizes[index]
+            if most is not None and (sizes > most).any():
+                rows, sizes = _sampled(rows, sizes, most, rng)
             if drop:
                 starts = np.cumsum(sizes) - sizes
                 draw = rng.random(len(rows))
@@ -170,15 +177,28 @@ class EnsembleLoader:
         self._loader = BagLoader(bags, device)
         self._starts = torch.arange(len(seen), device=device)[:, None] * len(bags)  # (members, 1)
 
-    def epoch(self, batch_size: int, rng: np.random.Generator, drop: float = 0.0) -> Iterator[BagBatch]:
+    def epoch(
+        self, batch_size: int, rng: np.random.Generator, drop: float = 0.0, most: int | None = None
+    ) -> Iterator[BagBatch]:
         """Yield every bag once, read once for all: index and candidates (members · b), mask (members, b)."""
-        for batch in self._loader.epoch(batch_size, rng, drop):
+        for batch in self._loader.epoch(batch_size, rng, drop, most):
             yield dataclasses.replace(
                 batch,
                 index=(batch.index + self._starts).flatten(),
                 candidates=batch.candidate_sets.repeat(len(self._seen), 1),
                 mask=self._seen[:, batch.index],
             )
+
+
+def _sampled(
+    rows: IntArray, sizes: IntArray, most: int, rng: np.random.Generator
+) -> tuple[IntArray, IntArray]:
+    """Return at most ``most`` of the rows of each bag, drawn at random, in their order; and the new sizes."""
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    order = np.lexsort((rng.random(len(rows)), owner))  # shuffled within each bag
+    place = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    kept = np.sort(order[place < most])
+    return rows[kept], np.minimum(sizes, most)
 
 
 class StoredRows:

@@ -14,7 +14,7 @@ from typing import Any
 from mipl.data.bags import Bags
 from mipl.data.benchmarks.birdsong import birdsong_mipl
 from mipl.data.benchmarks.crc import CRC5, Report, crc5_mipl, crc_mipl
-from mipl.data.benchmarks.embedded import digits_mipl, digits_vectors
+from mipl.data.benchmarks.embedded import digits_mipl, digits_vectors, noisy_digits
 from mipl.data.benchmarks.labelme import labelme
 from mipl.data.benchmarks.mnist import fmnist_mipl, mnist_mipl
 from mipl.data.benchmarks.sival import sival_mipl
@@ -193,6 +193,7 @@ DATASETS: dict[str, Dataset] = {
             table1=BagStatistics(1500, 47414, 32, 31, 31.61, 0.9062, 0.0312, 0.256, 30, 25, None),
         ),
         Dataset("digits-mipl-vectors", digits_vectors, "digits-mipl-vectors"),
+        Dataset("digits-mipl-noisy", noisy_digits, "digits-mipl-noisy"),
         Dataset(
             "sival6-mipl",
             sival6_mipl,

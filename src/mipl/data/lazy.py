@@ -24,7 +24,7 @@ GAP = 32  # unneeded rows up to which one read is faster than two
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One array in one file: (n, d), or (1, n, d) with a leading batch dimension as some tools write it."""
+    """One array in one file: (n, d), (1, n, d) with a batch dimension, or (d,) for a single vector."""
 
     path: Path
     key: str  # name of the array in an .h5 or .npz file; unused for .pt and .npy
@@ -34,7 +34,7 @@ class Part:
     @property
     def rows(self) -> int:
         """The number of rows n."""
-        return self.shape[-2]
+        return self.shape[-2] if len(self.shape) > 1 else 1
 
     @property
     def width(self) -> int:
@@ -49,6 +49,8 @@ class Part:
                     f"{self.path} has changed since it was opened: its shape was {self.shape}, "
                     f"and now is {tuple(stored.shape)}; open the data again."
                 )
+            if len(self.shape) == 1:
+                return np.asarray(stored)[None][rows]
             return np.asarray(stored[(0, rows) if len(self.shape) == 3 else rows])
 
 

@@ -70,18 +70,23 @@ def is_table_of_labels(path: Path, *, cohort: bool = False) -> bool:
     return "label" in header and (header <= columns or bool({"selected", "reviewer"} & header))
 
 
-def read_reviews(path: Path) -> list[Review]:
-    """Read a table of labels with the columns ``EXPORT``, of which only the id and the label are needed.
+def read_reviews(*paths: Path) -> list[Review]:
+    """Read tables of labels with the columns ``EXPORT``, of which only the id and the label are needed.
 
-    The last of several rows of one reviewer for one bag counts. Without a column ``reviewer``, a bag has one
-    row.
+    The last of several rows of one reviewer for one bag counts, those of later tables after earlier ones.
+    Without a column ``reviewer``, a bag has one row in a table.
 
     Args:
-        path: CSV, TSV, XLSX or Parquet file.
+        paths: CSV, TSV, XLSX or Parquet files.
 
     Raises:
         DataError: a field is wrong; the message names the row.
     """
+    found = (review for path in paths for review in _read_table(path))
+    return list({(review.bag_id, review.reviewer): review for review in found}.values())
+
+
+def _read_table(path: Path) -> list[Review]:
     header, rows = read_rows(path)
     check_not_predictions(path, header)
     column = needed_column(path, header, IDS)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from mipl.data.bags import Bags
 from mipl.data.datasets import DATASETS, build
-from mipl.data.formats.h5 import open_folder, write_folder
+from mipl.data.formats.h5 import open_folder, patient_bags, write_folder
+from mipl.data.formats.labels import apply_label_table
 from mipl.data.formats.mat import read_mat, write_mat
 from mipl.data.formats.npz import load_npz, save_npz
 from mipl.data.formats.partial_mat import is_partial_mat, read_partial_mat
-from mipl.data.formats.table import apply_label_table
 from mipl.data.formats.tidy import read_tidy, write_tidy
 from mipl.data.noise import drop_instances, remove_true_label
 from mipl.data.voted_bags import read_gold, with_votes
@@ -56,7 +56,7 @@ class Source:
     r: int | None = None  # false positives, for a data set by name; None: 1
     seed: int | None = None  # for a data set by name; None: 0
     raw: str | None = None  # folder of raw files, for a data set by name
-    labels: str | None = None  # table of candidate sets, labels and patients
+    labels: str | tuple[str, ...] | None = None  # tables of candidate sets, labels and patients
     skip_missing: bool = False  # leave out slides of the table that have no file
     built: str | None = None  # .npz file of the bags of a data set by name, if they were built before
     class_noise: float = 0.0  # fraction of the bags whose true label is removed from their candidates
@@ -65,6 +65,7 @@ class Source:
     missing_truth: bool = False  # allow true labels outside their candidate sets
     votes: str | None = None  # table of annotators' votes
     gold: str | None = None  # table of labels that are known to be true
+    bag: str = "slide"  # "patient": all slides of a patient are one bag
 
     @property
     def name(self) -> str:
@@ -117,6 +118,10 @@ class Source:
             )
         if self.skip_missing and (built or path.is_file()):
             raise SettingError(f"--skip-missing is for a folder of slides, which {self.data} is not.")
+        if self.bag not in ("slide", "patient"):
+            raise SettingError(f"--bag {self.bag} must be slide or patient.")
+        if self.bag == "patient" and built:
+            raise SettingError(f"--bag patient is for files and folders of slides, which {self.data} is not.")
         if self.ignore and (built or path.suffix.lower() not in TABLES):
             raise SettingError(
                 f"--ignore is for a table ({', '.join(TABLES)}), which {self.data} is not: leave it out."
@@ -124,13 +129,20 @@ class Source:
 
     def _open(self) -> Bags:
         path = Path(self.data)
-        table = None if self.labels is None else Path(self.labels)
+        given = (self.labels,) if isinstance(self.labels, str) else self.labels or ()
+        tables = [Path(label) for label in given]
         if self.built is not None and Path(self.built).is_file():
             bags = _any_npz(Path(self.built))
         elif self.data in DATASETS:
             bags = build(self.data, self.r, self.seed, None if self.raw is None else Path(self.raw))
         elif path.is_dir():
-            return open_folder(path, table, skip_missing=self.skip_missing, missing_truth=self.missing_truth)
+            return open_folder(
+                path,
+                tables,
+                skip_missing=self.skip_missing,
+                missing_truth=self.missing_truth,
+                by_patient=self.bag == "patient",
+            )
         elif path.suffix.lower() in TABLES:
             bags = read_tidy(path, ignore=self.ignore, missing_truth=self.missing_truth)
         elif path.suffix in READERS:
@@ -143,7 +155,9 @@ class Source:
             raise StorageError(
                 f"'{self.data}' is neither a file nor a data set.{suggest(self.data, DATASETS)}"
             )
-        return bags if table is None else apply_label_table(bags, table, missing_truth=self.missing_truth)
+        if tables:
+            bags = apply_label_table(bags, tables, missing_truth=self.missing_truth)
+        return patient_bags(bags) if self.bag == "patient" else bags
 
 
 def check_out(path: Path) -> None:

@@ -30,6 +30,7 @@ KINDS = {  # dtype kinds of NumPy: i and u integers, f floats, b booleans, U tex
     "groups": "U",
     "weights": "f",
     "votes": "i",
+    "geometry": "f",
 }
 
 
@@ -160,6 +161,7 @@ def _validate_shapes(bags: Bags) -> None:
         ("labels", bags.labels, (m,)),
         ("groups", bags.groups, (m,)),
         ("weights", bags.weights, (m, k)),
+        ("geometry", bags.geometry, (m, 4)),
     ):
         if array is not None and array.shape != shape:
             raise DataError(

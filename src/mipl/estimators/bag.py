@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import sklearn.exceptions
@@ -34,7 +34,7 @@ from mipl.seeding import seed_for
 from mipl.training.checks import Parameters, check_features, check_training, training_summary
 from mipl.training.crossfit import mean_log_proba, predictor
 from mipl.training.distributed import FabricGroup, ProcessGroup, device_named
-from mipl.training.fit import Build, Fitted, fit_network
+from mipl.training.fit import Build, Fitted, fit_network, regularisations
 from mipl.training.model_folder import ModelFolder, write_model
 from mipl.training.progress import Report, progress_bar
 from mipl.training.recipe import RECIPE_VERSION, Recipe, make_recipe
@@ -149,7 +149,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         bags, method, recipe, seed, build = self._begin(bags, y)
         shown = self.verbose and report is None and (fabric is None or fabric.is_global_zero)
-        with progress_bar("training", recipe.epochs, shown) as bar:
+        epochs = recipe.epochs * (len(regularisations(recipe, bags)) + 1)
+        with progress_bar("training", epochs, shown) as bar:
             fitted = fit_network(
                 method,
                 build,
@@ -293,6 +294,19 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             weights += [part.cpu().numpy() for part in torch.split(mean, batch.sizes.tolist())]
         return weights
 
+    def evidence(self, bags: Any) -> list[FloatArray]:
+        """Return for each bag the evidence of its instances for each class (n, k): the members' mean.
+
+        Positive values speak for a class, negative ones against it. The sum over the instances is the bag's
+        score of each class, relative to the mean over the classes, before calibration.
+        """
+        found: list[FloatArray] = []
+        for batch, members in self._attending(bags):
+            parts = [net.evidence(batch.instances, batch.sizes).double() for net in members]
+            mean = torch.stack(parts).mean(dim=0)
+            found += [part.cpu().numpy() for part in torch.split(mean, batch.sizes.tolist())]
+        return found
+
     def embed(self, bags: Any) -> FloatArray:
         """Return the bags' features z of Eq. 13, (m, L), or (m, members · L) of an ensemble."""
         every = [torch.cat([each.embedding for each in outputs], dim=1) for _, outputs in self._outputs(bags)]
@@ -300,11 +314,16 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.concatenate([np.empty((0, sum(widths))), *(rows.double().cpu().numpy() for rows in every)])
 
     def _outputs(self, bags: Any) -> Iterator[tuple[BagBatch, list[Output]]]:
+        for batch, members in self._attending(bags):
+            yield batch, [net(batch.instances, batch.sizes) for net in members]
+
+    def _attending(self, bags: Any) -> Iterator[tuple[BagBatch, list[BagNetwork]]]:
+        """Yield batches with the members, which have attention."""
         self._check_fitted()
         if not self.has_attention:
             raise SettingError(f"{self._method_name()} has no attention over instances.")
         for batch in self._batches(bags):
-            yield batch, [net(batch.instances, batch.sizes) for net in members_of(self.network_)]
+            yield batch, cast("list[BagNetwork]", members_of(self.network_))
 
     @property
     def has_attention(self) -> bool:
@@ -312,7 +331,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return all(isinstance(net, BagNetwork) for net in members_of(self.network_))
 
     def _batches(self, bags: Any) -> Iterator[BagBatch]:
-        bags = check_features(as_bags(bags), self.feature_shape_, self.trained_on_.get("feature_names"))
+        bags = check_features(as_bags(bags), self.feature_shape_, self.trained_on_)
         self.network_.eval()
         loader = BagLoader(bags, next(self.network_.parameters()).device)
         by_parts = BagNetwork.STORED if self.has_attention else None

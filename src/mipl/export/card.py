@@ -17,6 +17,7 @@ import mipl
 from mipl.calibration.conformal import GUARANTEES
 from mipl.calibration.model import Calibration, check_unseen, truth_of
 from mipl.data.bags import Bags
+from mipl.data.formats.origin import describe
 from mipl.data.splits import one_per_group
 from mipl.errors import DataError
 from mipl.estimators import BagClassifier
@@ -87,7 +88,10 @@ def _data(trained_on: Mapping[str, Any]) -> str:
         "bags": f"{trained_on['bags']:,}",
         "instances": f"{trained_on['instances']:,}",
         "mean candidate labels per bag": trained_on["candidates_per_bag"],
-        **{f"origin: {name}": value for name, value in trained_on["provenance"].items()},
+        "features": describe(trained_on["provenance"].get("features")) or "unknown",
+        **{
+            f"origin: {name}": value for name, value in trained_on["provenance"].items() if name != "features"
+        },
         "digest": f"`{trained_on['digest']}`",
     }
     unknown = "" if trained_on["provenance"] else "\n\nThe provenance of the bags is unknown: add it here."

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mipl.nn.attention import Attention, GatedScore, aggregate
 from mipl.nn.segments import segment_ids, segment_sum
@@ -81,6 +82,20 @@ class BagNetwork(nn.Module):
         weights = background / count.clamp(min=1)[segments]  # (N,)
         mean = aggregate(weights, output.features, segments, len(sizes))  # (b, L)
         return kl_from_uniform(self.head(mean) * (count > 0)[:, None])
+
+    def evidence(self, instances: Tensor | ChunkedInstances, sizes: Tensor) -> Tensor:
+        """Return the evidence of each instance for each class (N, k).
+
+        The scores of the classes are linear in z = Σ a h, and so a sum over instances: of instance i, a_i
+        times the scores of h_i, here relative to their mean over the classes. The sum over a bag is the bag's
+        own scores relative to their mean.
+        """
+        weights = self(instances, sizes).attention  # (N,)
+        chunks = [instances] if isinstance(instances, Tensor) else instances.parts(self.CHUNK)
+        head = cast(nn.Linear, self.head)
+        scores = torch.cat([functional.linear(self.encode(part), head.weight, head.bias) for part in chunks])
+        evidence: Tensor = weights[:, None] * (scores - scores.mean(dim=1, keepdim=True))
+        return evidence
 
     def _forward_chunked(self, instances: ChunkedInstances, sizes: Tensor) -> Output:
         """Compute the same with one chunk in memory: first all scores, which the softmax of a bag needs."""

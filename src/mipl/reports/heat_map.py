@@ -2,64 +2,28 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
+from mipl.data.geometry import Spacing, grid_spacing
 from mipl.errors import DataError
 from mipl.reports.figures import GRID, INK, MUTED, Floats, plain_colorbar
 
 # Monotonic in lightness, for gray-scale prints; matplotlib rasterises a colour bar with 50 steps or more.
 HEAT = LinearSegmentedColormap.from_list("heat", ["#fdf3e7", "#fdbb84", "#d7301f", "#5b0000"], N=48)
+SIGNED = LinearSegmentedColormap.from_list(
+    "signed", ["#00609a", "#8fc3e3", "#f7f7f7", "#f0a868", "#d55e00"], N=49
+)
 VECTORS = 2000  # maximum number of cells that are drawn as vectors, with lines between them
-
-
-class Spacing(NamedTuple):
-    """Width and height of a cell of the grid of patches."""
-
-    width: float
-    height: float
-
-
-def grid_spacing(coordinates: npt.ArrayLike) -> Spacing | None:
-    """Return the spacing of the grid of coordinates (n, 2), or None if they are not on a grid.
-
-    It is the most common distance between neighbours in a row and in a column, because pieces of tissue may
-    have separate grids. If patches have neighbours in one direction only, cells are square.
-    """
-    places = np.asarray(coordinates, dtype=np.float64)
-    across, down = _steps(places[:, 0], places[:, 1]), _steps(places[:, 1], places[:, 0])
-    if across is None and down is None:
-        return None
-    width, height = across or down, down or across
-    assert width is not None
-    assert height is not None
-    return Spacing(width, height)
-
-
-def _steps(along: Floats, line: Floats) -> float | None:
-    """Return the most common distance between neighbours on a line, if at least half of them have it."""
-    order = np.lexsort((along, line))
-    same = np.diff(line[order]) == 0
-    steps = np.diff(along[order])[same]
-    steps = steps[steps > 0]
-    if not len(steps):
-        return None
-    # to four digits, because of rounding errors in single precision
-    rounded = steps.round(3 - int(np.floor(np.log10(np.median(steps)))))
-    sizes, counts = np.unique(rounded, return_counts=True)
-    common = int(counts.argmax())
-    if 2 * counts[common] < len(steps) or 2 * len(steps) < len(along):
-        return None  # points that are on a line by chance have steps of all sizes
-    return float(np.median(steps[rounded == sizes[common]]))
 
 
 def heat_map(attention: npt.ArrayLike, coordinates: npt.ArrayLike, *, marked: int = 10) -> Figure:
@@ -126,17 +90,105 @@ def _limits(places: Floats, spacing: Spacing | None) -> tuple[Floats, Floats]:
     return low - margin, high + margin
 
 
-def _cells(ax: Axes, places: Floats, times: Floats, spacing: Spacing, norm: PowerNorm) -> None:
+def tissue_map(
+    image: npt.NDArray[np.uint8],
+    extent: tuple[float, float],
+    attention: npt.ArrayLike,
+    coordinates: npt.ArrayLike,
+    evidence: Mapping[str, npt.ArrayLike],
+    spacing: Spacing | None,
+    *,
+    marked: int = 10,
+) -> Figure:
+    """Return an image beside itself with the attention, and with the evidence for some classes, over it.
+
+    Args:
+        image: the tile or a thumbnail of the slide, RGB (h, w, 3).
+        extent: width and height of the image in the unit of the coordinates.
+        attention: (n,), not negative; drawn in multiples of its mean 1/n.
+        coordinates: upper left corners of the patches (n, 2).
+        evidence: by class, the evidence of each patch for it (n,); above 0: for, below 0: against.
+        spacing: width and height of a patch; None: patches are drawn as dots.
+        marked: the number of patches with the highest attention that are framed and numbered by rank.
+
+    Raises:
+        DataError: if the arrays differ in length, or a value cannot be drawn.
+    """
+    weights, places = _checked(attention, coordinates)
+    times = weights * weights.size
+    signed = {name: np.asarray(values, dtype=np.float64) for name, values in evidence.items()}
+    if any(values.shape != weights.shape or not np.isfinite(values).all() for values in signed.values()):
+        raise DataError("The evidence is not one finite number per instance: no map can be drawn.")
+    wide, high = extent
+    panels = 2 + len(signed)
+    columns = 2 if panels % 2 == 0 else panels
+    side = 3.9
+    shape = float(np.clip(high / wide, 0.3, 1.8))
+    figure = Figure(figsize=(columns * side, panels // columns * side * shape + 1.5), layout="constrained")
+    axes = figure.subplots(panels // columns, columns, squeeze=False).ravel()
+    most = max(float(times.max()), 1.0)
+    furthest = max([float(np.abs(values).max()) for values in signed.values()] + [1e-9])
+    attention_norm, evidence_norm = PowerNorm(0.5, vmin=0, vmax=most), Normalize(-furthest, furthest)
+    layers: list[tuple[str, Floats | None, Colormap, Normalize]] = [
+        ("image", None, HEAT, attention_norm),
+        ("attention", times, HEAT, attention_norm),
+        *((f"evidence for {name}", values, SIGNED, evidence_norm) for name, values in signed.items()),
+    ]
+    for ax, (title, values, colours, norm) in zip(axes, layers, strict=True):
+        ax.imshow(image, extent=(0, wide, high, 0), interpolation="antialiased")
+        if values is not None:
+            _over(ax, places, values, spacing, norm, colours)
+        ax.set(xlim=(0, wide), ylim=(high, 0), aspect="equal", xticks=[], yticks=[])
+        ax.set_title(title, fontsize=9, loc="left", parse_math=False)
+    order = np.argsort(-weights, kind="stable")
+    _ranks(axes[1], places[order[:marked]], spacing, 72 * side * 0.9 / max(wide, high / shape))
+    bars: list[tuple[Normalize, Colormap, str]] = [
+        (attention_norm, HEAT, "attention, in multiples of the mean")
+    ]
+    if signed:
+        bars.append((evidence_norm, SIGNED, "evidence: against (below 0) and for the class, in logits"))
+    for norm, colours, label in bars:
+        bar = figure.colorbar(
+            ScalarMappable(norm, colours), ax=list(axes), location="bottom", aspect=44, pad=0.02, shrink=0.8
+        )
+        bar.set_label(label, fontsize=8)
+        bar.locator = MaxNLocator(6)
+        plain_colorbar(bar)
+    return figure
+
+
+def _over(
+    ax: Axes, places: Floats, values: Floats, spacing: Spacing | None, norm: Normalize, colours: Colormap
+) -> None:
+    """Draw values of patches over an image, through which it stays visible."""
+    if spacing is None:
+        x, y = places.T
+        ax.scatter(x, y, s=18, c=values, cmap=colours, norm=norm, edgecolor=MUTED, lw=0.3)
+    else:
+        _cells(ax, places, values, spacing, norm, colours, opacity=0.55)
+
+
+def _cells(
+    ax: Axes,
+    places: Floats,
+    times: Floats,
+    spacing: Spacing,
+    norm: Normalize,
+    colours: Colormap = HEAT,
+    opacity: float | None = None,
+) -> None:
     """Draw one cell per patch, as a bitmap if there are more than ``VECTORS``."""
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)]) * np.array(spacing)  # (4, 2)
     few = len(places) <= VECTORS
     cells = PolyCollection(
         list(places[:, None] + corners),
         array=times,
-        cmap=HEAT,
+        cmap=colours,
         norm=norm,
-        edgecolor=GRID if few else "face",
-        linewidth=0.4 if few else 0.2,
+        # edges of translucent cells would overlap
+        edgecolor="none" if opacity else GRID if few else "face",
+        linewidth=0.0 if opacity else 0.4 if few else 0.2,
+        alpha=opacity,
         label="cells",
     )
     cells.set_rasterized(not few)

@@ -32,7 +32,7 @@ from mipl.serve.openapi import (
 from mipl.serve.requests import JSON, Limits, RequestError, parse_json, read_bags, read_body
 from mipl.serve.reviews import Reviews
 
-MAX_REVIEW_BYTES = 4096  # a bag's id and a class
+MAX_REVIEW_BYTES = 4096  # a bag's id, a class, a name and a comment
 ASSETS = {"page.js": "text/javascript", "page.css": "text/css"}
 Result = TypeVar("Result")
 
@@ -151,9 +151,16 @@ def _add_prediction_routes(app: FastAPI, model: BagClassifier, workers: Workers,
 
 
 def _add_review_routes(app: FastAPI, dashboard: Dashboard, reviews: Reviews, workers: Workers) -> None:
+    def check_place(place: int) -> None:
+        count = len(dashboard.bags)
+        if not 0 <= place < count:
+            raise RequestError(404, f"There is no bag {place}: the {count} bags are numbered from 0.")
+
     @app.get("/bags", summary="List all bags, the least confident first", responses=error_responses(401, 503))
     async def overview() -> AsciiJSONResponse:
-        return AsciiJSONResponse(await workers.compute(lambda: dashboard.overview(reviews.labels())))
+        return AsciiJSONResponse(
+            await workers.compute(lambda: dashboard.overview(reviews.latest(), reviews.audit()))
+        )
 
     @app.get(
         "/bags/{place}",
@@ -161,10 +168,21 @@ def _add_review_routes(app: FastAPI, dashboard: Dashboard, reviews: Reviews, wor
         responses=error_responses(401, 404, 422, 503),
     )
     async def bag(place: int) -> AsciiJSONResponse:
-        count = len(dashboard.bags)
-        if not 0 <= place < count:
-            raise RequestError(404, f"There is no bag {place}: the {count} bags are numbered from 0.")
+        check_place(place)
         return AsciiJSONResponse(await workers.compute(lambda: dashboard.bag(place)))
+
+    @app.get(
+        "/bags/{place}/image",
+        summary="Show the image of one bag",
+        responses={200: {"content": {"image/jpeg": {}}}, **error_responses(401, 404, 422, 503)},
+        response_class=Response,
+    )
+    async def image(place: int) -> Response:
+        check_place(place)
+        images, bag_id = dashboard.images, str(dashboard.bags.ids[place])
+        if images is None or bag_id not in images:
+            raise RequestError(404, f"There is no image of the bag {place}.")
+        return Response(await workers.compute(lambda: images.jpeg(bag_id)), media_type="image/jpeg")
 
     @app.post(
         "/reviews",
@@ -173,9 +191,10 @@ def _add_review_routes(app: FastAPI, dashboard: Dashboard, reviews: Reviews, wor
         openapi_extra={"requestBody": review_body()},
     )
     async def review(request: Request) -> dict[str, Any]:
-        bag_id, label = await _read_review(request, workers.seconds)
-        await workers.write(lambda: reviews.add(bag_id, label))
-        return {"bag_id": bag_id, "label": label, "reviewed": len(reviews.labels())}
+        given = await _read_review(request, workers.seconds)
+        await workers.write(lambda: reviews.add(**given))
+        reviewed = len({each.bag for each in reviews.latest()})
+        return {"bag_id": given["bag"], "label": given["label"], "reviewed": reviewed}
 
     @app.get(
         "/reviews.csv",
@@ -188,23 +207,28 @@ def _add_review_routes(app: FastAPI, dashboard: Dashboard, reviews: Reviews, wor
     )
     async def export() -> Response:
         return Response(
-            dashboard.label_table(reviews.labels()).encode("utf-8"),
+            reviews.table().encode("utf-8"),
             media_type="text/csv",
             headers={"Content-Disposition": 'attachment; filename="reviews.csv"'},
         )
 
 
-async def _read_review(request: Request, seconds: float) -> tuple[str, str | None]:
-    """Return the bag's id and the label, or None to remove the label, of a review."""
+async def _read_review(request: Request, seconds: float) -> dict[str, Any]:
+    """Return the bag, the label (None: it is removed), the reviewer and the comment of a review."""
     # a page of another site cannot send this content type without a preflight request, which is refused
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise RequestError(415, f"Send a review as {JSON}.")
     content = parse_json(await read_body(request, MAX_REVIEW_BYTES, seconds))
-    bag_id, label = content.get("bag_id"), content.get("label")
-    valid_label = label is None or isinstance(label, str)
-    if not isinstance(bag_id, str) or not valid_label or content.keys() != {"bag_id", "label"}:
-        raise RequestError(422, "A review has the fields 'bag_id', a string, and 'label', a class or null.")
-    return bag_id, label
+    text = {name: content.get(name, "") for name in ("reviewer", "comment")}
+    valid = isinstance(content.get("bag_id"), str) and isinstance(content.get("label"), str | None)
+    valid &= {"bag_id", "label"} <= content.keys() <= {"bag_id", "label", *text}
+    if not valid or not all(isinstance(value, str) for value in text.values()):
+        raise RequestError(
+            422,
+            "A review has the fields 'bag_id', a string, and 'label', a class or null; and, if you like, "
+            "'reviewer' and 'comment', strings.",
+        )
+    return {"bag": content["bag_id"], "label": content["label"], **text}
 
 
 def _add_pages(app: FastAPI, has_review_page: bool) -> None:
@@ -246,6 +270,7 @@ def _describe(model: BagClassifier, limits: Limits) -> dict[str, Any]:
         "classes": model.classes_.tolist(),
         "feature_shape": list(model.feature_shape_),
         "feature_names": model.trained_on_.get("feature_names"),
+        "features": model.trained_on_["provenance"].get("features"),
         "trained_on": {name: model.trained_on_[name] for name in ("bags", "instances", "candidates_per_bag")},
         "calibrated_by": None if calibration is None else calibration.by,
         "limits": dataclasses.asdict(limits),

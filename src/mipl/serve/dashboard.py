@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mipl.calibration.model import check_unseen, truth_of
-from mipl.data.bags import Bags
-from mipl.data.candidates import candidate_matrix
+from mipl.data.bags import Bag, Bags
 from mipl.data.formats.table import label_fields
+from mipl.data.geometry import placement
 from mipl.data.splits import one_per_group
-from mipl.errors import DataError, SettingError
+from mipl.errors import DataError, MiplError
 from mipl.estimators import BagClassifier
 from mipl.metrics import expected_calibration_error, reliability_curve
+from mipl.serve.images import Images
+from mipl.serve.reviews import Review
 from mipl.triage import upper_bound
 
 MAX_INSTANCES = 48  # shown per bag, those of highest attention
 MAX_FEATURES = 64  # shown per instance
+MAX_PATCHES = 20_000  # drawn over an image
 DELTA = 0.05
 Array = NDArray[Any]
 
@@ -34,10 +36,11 @@ class Dashboard:
     Args:
         model: A trained classifier.
         bags: The bags to review.
+        images: Their images; None: no images are shown.
     """
 
-    def __init__(self, model: BagClassifier, bags: Bags) -> None:
-        self.model, self.bags = model, bags
+    def __init__(self, model: BagClassifier, bags: Bags, images: Images | None = None) -> None:
+        self.model, self.bags, self.images = model, bags, images
         self.classes = [str(name) for name in model.classes_.tolist()]
         self.index = {bag: i for i, bag in enumerate(bags.ids.tolist())}
         # raises an error now, and not at the export, for names that a table cannot hold
@@ -51,17 +54,29 @@ class Dashboard:
             self.warning = "The model was trained or calibrated on these bags: its error here is optimistic."
         self.measured, self.reliability = self._measured_errors(), self._reliability()
 
-    def overview(self, reviews: dict[str, str]) -> dict[str, Any]:
-        """Return one row per bag, the least confident first, and the measured error and calibration.
+    def overview(self, reviews: Sequence[Review], audit: Sequence[str] = ()) -> dict[str, Any]:
+        """Return one row per bag: those of the audit, then the least confident first; and measured errors.
 
         Args:
-            reviews: Labels of the reviewed bags, by bag id.
+            reviews: The latest review of each bag by each reviewer.
+            audit: Bags that were drawn at random, in the order in which they were drawn.
         """
         confidence = self.probabilities.max(axis=1)
         top = self.probabilities.argmax(axis=1)
-        order = np.argsort(confidence, kind="stable")
+        drawn = {bag: i for i, bag in enumerate(audit)}
         ids = self.bags.ids.tolist()
+        place = np.array([drawn.get(bag, len(drawn)) for bag in ids], dtype=np.int64)
+        order = np.lexsort((np.where(place < len(drawn), 0, confidence), place))
         class_index = {name: j for j, name in enumerate(self.classes)}
+        given: dict[str, list[dict[str, Any]]] = {}
+        for review in reviews:
+            given.setdefault(review.bag, []).append(
+                {
+                    "reviewer": review.reviewer,
+                    "label": class_index[review.label],
+                    "comment": review.comment,
+                }
+            )
         rows = [
             {
                 "place": i,
@@ -69,7 +84,8 @@ class Dashboard:
                 "label": int(top[i]),
                 "confidence": float(confidence[i]),
                 "truth": None if self.truth is None else int(self.truth[i]),
-                "review": class_index[reviews[ids[i]]] if ids[i] in reviews else None,
+                "selected": "random" if ids[i] in drawn else "chosen",
+                "reviews": given.get(ids[i], []),
             }
             for i in order.tolist()
         ]
@@ -118,10 +134,10 @@ class Dashboard:
         """Return the probabilities of one bag and its instances of highest attention."""
         chosen = self.bags[place : place + 1]
         bag = self.bags[place]
-        try:
+        attention = evidence = None
+        if self.model.has_attention:
             attention = self.model.attention_weights(chosen)[0]  # (n,)
-        except SettingError:  # a method without attention
-            attention = None
+            evidence = self.model.evidence(chosen)[0]  # (n, k)
         n = len(bag)
         order = np.arange(n) if attention is None else np.argsort(-attention, kind="stable")
         return {
@@ -130,6 +146,7 @@ class Dashboard:
             "probabilities": self.probabilities[place].tolist(),
             "candidates": None if bag.candidates is None else self._candidates(bag.candidates),
             "size": n,
+            "image": self._image(bag, attention, evidence, self.probabilities[place]),
             "instances": [
                 {
                     "number": i,
@@ -144,28 +161,44 @@ class Dashboard:
     def _candidates(self, row: Array) -> list[str]:
         return [str(self.bags.classes[j]) for j in np.flatnonzero(row)]
 
-    def label_table(self, reviews: dict[str, str]) -> str:
-        """Return a label table (CSV) for ``mipl fit --labels``; the only candidate is the reviewer's label.
+    def _image(
+        self, bag: Bag, attention: Array | None, evidence: Array | None, probabilities: Array
+    ) -> dict[str, Any] | None:
+        """Return the size of a bag's image, and of its patches place, attention and evidence for two classes.
 
-        Bags that are not reviewed keep their candidate sets; without candidate sets they are left out.
+        Everything is in fractions of the image. A bag without an image has None; one whose image does not fit
+        its patches has the reason.
         """
-        ids = self.bags.ids.tolist()
-        if self.bags.candidates is None:
-            ids = [bag for bag in ids if bag in reviews]
-        if not ids:
-            raise DataError("No bag has been reviewed yet: there is nothing to export.")
-        sets = [[reviews[bag]] if bag in reviews else self._own_candidates(bag) for bag in ids]
-        classes = tuple(dict.fromkeys([*self.classes, *map(str, self.bags.classes)]))
-        columns = label_fields(ids, candidate_matrix(sets, classes, ids), classes, None, None, None)
-        text = io.StringIO()
-        writer = csv.writer(text)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-        return text.getvalue()
-
-    def _own_candidates(self, bag: str) -> list[str]:
-        assert self.bags.candidates is not None
-        return self._candidates(self.bags.candidates[self.index[bag]])
+        if self.images is None or bag.id not in self.images:
+            return None
+        try:
+            width, height = self.images.size(bag.id)
+            about: dict[str, Any] = {"width": width, "height": height}
+            if bag.coordinates is None:
+                return about
+            place = placement(bag, width, height)
+        except MiplError as error:
+            return {"problem": str(error)}
+        if place.patch is None:
+            return about
+        size = np.array([place.width, place.height])
+        shown = np.arange(len(bag))
+        if attention is not None and len(bag) > MAX_PATCHES:
+            shown = np.argsort(-attention, kind="stable")[:MAX_PATCHES]
+        layers: list[dict[str, Any]] = []
+        if attention is not None and evidence is not None:
+            top = np.argsort(-probabilities, kind="stable")[:2].tolist()
+            layers = [
+                {"name": "attention", "label": None, "values": (attention * len(bag))[shown].tolist()},
+                *({"name": "evidence", "label": j, "values": evidence[shown, j].tolist()} for j in top),
+            ]
+        return {
+            **about,
+            "patch": (np.array(place.patch) / size).tolist(),
+            "numbers": shown.tolist(),
+            "corners": (np.asarray(bag.coordinates)[shown] / size).tolist(),
+            "layers": layers,
+        }
 
 
 def _displayed(instance: Array) -> dict[str, Any]:

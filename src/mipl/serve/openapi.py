@@ -51,8 +51,14 @@ def predict_body() -> dict[str, Any]:
 
 def review_body() -> dict[str, Any]:
     """Return the OpenAPI description of the body of ``POST /reviews``."""
-    properties = {"bag_id": {"type": "string"}, "label": {"type": ["string", "null"]}}
-    return {"required": True, "content": {JSON: {"schema": _object(properties, required=list(properties))}}}
+    properties = {
+        "bag_id": {"type": "string"},
+        "label": {"type": ["string", "null"]},
+        "reviewer": {"type": "string", "maxLength": 100},
+        "comment": {"type": "string", "maxLength": 500},
+    }
+    schema = _object(properties, required=["bag_id", "label"])
+    return {"required": True, "content": {JSON: {"schema": schema}}}
 
 
 def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:

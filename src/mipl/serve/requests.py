@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from mipl.data.bags import Bags
 from mipl.data.formats.h5 import FEATURES
+from mipl.data.formats.origin import Features, features_in
 from mipl.errors import DataError, MiplError, SettingError
 
 Array = NDArray[Any]
@@ -90,12 +91,18 @@ def read_bags(body: bytes, content_type: str, feature_shape: tuple[int, ...], li
         )
     if not body:
         raise RequestError(400, "The body is empty: send at least one bag.")
+    origin: Features = {}
     if media_type == JSON:
         arrays, ids, names = _read_json(body)
     else:
-        arrays, ids, names = _read_array(body, media_type, feature_shape, limits), None, None
+        array, origin = (_read_npy(body), {}) if media_type == NPY else _read_h5(body, limits)
+        # one bag (n, …), or the bags of an array (m, n, …) with one more dimension
+        arrays, ids, names = [array], None, None
+        if array.ndim == len(feature_shape) + 2:
+            arrays = list(array)
     check_counts(arrays, limits)
-    return Bags.from_list(arrays, ids=ids, feature_names=names)
+    provenance = {"features": origin} if origin else None
+    return Bags.from_list(arrays, ids=ids, feature_names=names, provenance=provenance)
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -149,12 +156,6 @@ def _optional_strings(content: dict[str, Any], field: str, unit: str) -> list[st
     return strings
 
 
-def _read_array(body: bytes, media_type: str, feature_shape: tuple[int, ...], limits: Limits) -> list[Any]:
-    """Return one bag (n, …), or the bags of an array (m, n, …) with one more dimension."""
-    array = _read_npy(body) if media_type == NPY else _read_h5(body, limits)
-    return list(array) if array.ndim == len(feature_shape) + 2 else [array]
-
-
 def _read_npy(body: bytes) -> Array:
     if body.startswith(b"PK"):
         raise RequestError(415, "The body is a zip archive (.npz): send one array as .npy.")
@@ -180,7 +181,7 @@ def _read_npy(body: bytes) -> Array:
     return array
 
 
-def _read_h5(body: bytes, limits: Limits) -> Array:
+def _read_h5(body: bytes, limits: Limits) -> tuple[Array, Features]:
     import h5py
 
     try:
@@ -200,7 +201,7 @@ def _read_h5(body: bytes, limits: Limits) -> Array:
                     f"The body has none of the arrays {', '.join(FEATURES)}: "
                     f"it contains {', '.join(names)[:200] or 'no array of its own'}."
                 )
-            return _read_dataset(file[key], limits)
+            return _read_dataset(file[key], limits), features_in(file, key)
     except MiplError:
         raise
     except Exception as error:  # HDF5 raises many kinds of errors for a damaged file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import nn
 
 from mipl.data.bags import Bags
 from mipl.data.features import aligned
+from mipl.data.formats.origin import check_same_features
 from mipl.errors import DataError, MiplNotice, listed
 from mipl.registry import Settings
 
@@ -45,12 +46,18 @@ def check_training(bags: Bags) -> None:
         warnings.warn("Every bag has one candidate: this is ordinary supervision.", MiplNotice, stacklevel=4)
 
 
-def check_features(bags: Bags, shape: tuple[int, ...], names: Sequence[str] | None = None) -> Bags:
-    """Return bags whose instances have the shape that a model was trained on, or say that they do not.
+def check_features(bags: Bags, shape: tuple[int, ...], trained_on: Mapping[str, Any]) -> Bags:
+    """Return bags whose instances are like those that a model was trained on, or say that they are not.
 
-    (28, 28) and (1, 28, 28) are the same image. ``names`` are the model's features: those of the bags are put
-    in their order.
+    (28, 28) and (1, 28, 28) are the same image. Named features are put in the model's order.
+
+    Args:
+        bags: the bags.
+        shape: shape of an instance of the model.
+        trained_on: the summary of the model's training bags; older models know less of them.
     """
+    names = trained_on.get("feature_names")
+    check_same_features(trained_on.get("provenance", {}).get("features"), bags.provenance.get("features"))
     bags = aligned(bags, names)
     found = bags.feature_shape
     if found == shape:

@@ -30,7 +30,9 @@ class Loader(Protocol):
 
     bags: Bags
 
-    def epoch(self, batch_size: int, rng: np.random.Generator, drop: float = 0.0) -> Iterator[BagBatch]:
+    def epoch(
+        self, batch_size: int, rng: np.random.Generator, drop: float = 0.0, most: int | None = None
+    ) -> Iterator[BagBatch]:
         """Yield every bag once, shuffled."""
 
 
@@ -121,7 +123,7 @@ class Loop:
         total = [0.0] * members
         shuffle = rng_for("shuffle", self.seed, epoch)
         size = recipe.batch_size or len(self.loader.bags)
-        for batch in self.loader.epoch(size, shuffle, recipe.instance_dropout):
+        for batch in self.loader.epoch(size, shuffle, recipe.instance_dropout, recipe.max_instances):
             optimizer.zero_grad()
             loss = torch.zeros(members, device=group.device)
             if len(batch.sizes):  # of several processes one may have no bag in a batch

@@ -139,9 +139,7 @@ class Selected:
 def select(training: Training, build: Build, bags: Bags, template: nn.Module) -> Selected:
     """Cross-fit members with each regularisation; choose by the likelihood of left-out candidate sets."""
     recipe, seed, folder = training.recipe, training.seed, training.checkpoint
-    choices: tuple[tuple[float, float], ...] = REGULARISATIONS
-    if recipe.weight_decay is not None or len(bags.feature_shape) > 1:
-        choices = ((recipe.decay, 0.0),)
+    choices = regularisations(recipe, bags)
     seen = learns_from(bags, folds_of(bags, recipe.ensemble), seed)
     first_stage = FirstStage(bags, seen, template)
     best: Selected | None = None
@@ -166,6 +164,15 @@ def select(training: Training, build: Build, bags: Bags, template: nn.Module) ->
         report=_counted(training.report, len(choices) * recipe.epochs, "all bags"),
     )
     return dataclasses.replace(best, training=final)
+
+
+def regularisations(recipe: Recipe, bags: Bags) -> tuple[tuple[float, float], ...]:
+    """Return the pairs of weight decay and lowest temperature of MAM's attention that are cross-fitted."""
+    if folds_of(bags, recipe.ensemble) == 1:
+        return ()
+    if recipe.weight_decay is not None or len(bags.feature_shape) > 1:
+        return ((recipe.decay, 0.0),)
+    return REGULARISATIONS
 
 
 class FirstStage:

@@ -52,6 +52,13 @@ class Recipe(Settings):
     instance_dropout: float = setting(
         0.1, "proportion of a bag's instances left out of a step", within="[0, 1)", group="optimiser"
     )
+    max_instances: int | None = setting(
+        None,
+        "instances of a bag that an epoch draws at random, where it has more; none: all",
+        idle=None,
+        within="[1, inf)",
+        group="optimiser",
+    )
     warmup: float = setting(
         0.5,
         "proportion of the epochs, the first ones, whose loss is the likelihood of the candidate sets, with "

@@ -41,10 +41,13 @@ class Training:
 
     def spec(self, bags: Bags) -> dict[str, Any]:
         """Return what identifies a training; a checkpoint of another one is refused."""
+        recipe = dataclasses.asdict(self.recipe)
+        if recipe["max_instances"] is None:  # checkpoints from before this setting do not name it
+            del recipe["max_instances"]
         return {
             "method": type(self.method).__name__,
             "hyper-parameters": {**self.method.removed, **dataclasses.asdict(self.method)},
-            "recipe": dataclasses.asdict(self.recipe),
+            "recipe": recipe,
             "recipe_version": RECIPE_VERSION,
             "seed": self.seed,
             "data": bags.digest(),

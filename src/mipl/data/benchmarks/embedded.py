@@ -42,6 +42,29 @@ def digits_vectors(r: int = 1, seed: int = 0) -> Bags:
     return dataclasses.replace(bags, source=np.asarray(bags.source).reshape(-1, 64), provenance=provenance)
 
 
+def noisy_digits(r: int = 1, seed: int = 0) -> Bags:
+    """Build 250 small bags of digits as vectors with noise, on which models make mistakes.
+
+    50 bags for each even digit, with 3 positives of 10–19 images. The pixels, from 0 to 1, have Gaussian
+    noise of standard deviation 0.3. No positive image is used twice.
+    """
+    from sklearn.datasets import load_digits
+
+    name = "digits-mipl-noisy"
+    pixels, digits = load_digits(return_X_y=True)
+    rng = rng_for(name, seed)
+    sizes = rng.integers(10, 20, size=250)
+    pools = Pools(
+        (pixels / 16.0).astype(np.float32),
+        positive=[rng.permutation(np.flatnonzero(digits == target)) for target in TARGETS],
+        negative=rng.choice(np.flatnonzero(digits % 2 == 1), size=int(sizes.sum())),
+        classes=[str(target) for target in TARGETS],
+    )
+    bags = sample_bags(name, pools, sizes, np.full(250, 3), r, seed, rng)
+    noise = 0.3 * rng.standard_normal(bags.instances.shape)
+    return dataclasses.replace(bags, source=(bags.instances + noise).astype(np.float32))
+
+
 def gaussian_bags(
     bags: int = 60, k: int = 3, d: int = 5, sizes: tuple[int, int] = (3, 9), r: int = 1, seed: int = 0
 ) -> Bags:

@@ -7,60 +7,77 @@ of the files; features are read when a batch needs them.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mipl.data.annotations import refuse_votes
 from mipl.data.bags import Bags
 from mipl.data.candidates import candidate_matrix, label_array
+from mipl.data.formats.labels import joined_labels
+from mipl.data.formats.origin import (
+    UNKNOWN,
+    Origin,
+    attributes,
+    common_features,
+    read_origin,
+    recorded,
+)
 from mipl.data.formats.table import LabelTable, read_label_table, write_labels
 from mipl.data.lazy import SUFFIXES, FileArray, Part, array_names, open_array
+from mipl.data.names import NameIndex
 from mipl.data.validation import STORED
-from mipl.errors import MOST_LISTED, DataError, MiplNotice, StorageError, listed
+from mipl.errors import MOST_LISTED, DataError, MiplNotice, StorageError, counted, have, listed
 from mipl.files import atomic_folder
 
 FEATURES = ("features", "feats", "patch_embeddings")  # CLAM and TRIDENT, STAMP, STAMP's older files
 COORDINATES = ("coords", "coordinates")
-# suffixes of slide names in tables
-SLIDES = (".svs", ".ndpi", ".mrxs", ".tif", ".tiff", ".scn", ".qptiff", ".czi", *SUFFIXES)
 MARKER = "h5_files"
 
 
 def open_folder(
-    folder: Path, table: Path | None = None, *, skip_missing: bool = False, missing_truth: bool = False
+    folder: Path,
+    tables: Path | Sequence[Path] = (),
+    *,
+    skip_missing: bool = False,
+    missing_truth: bool = False,
+    by_patient: bool = False,
 ) -> Bags:
     """Open the slides of a folder as bags that stay on disk.
 
     Args:
         folder: folder of the feature files, or the folder above CLAM's ``h5_files`` and ``pt_files`` or above
             one ``features_<encoder>`` of TRIDENT.
-        table: table (CSV, TSV, XLSX) of slides with their candidates, labels and patients. Without it every
-            file is a bag, for prediction.
-        skip_missing: leave out slides of the table that have no file.
+        tables: tables (CSV, TSV, XLSX) of slides with their candidates, labels and patients, or one; later
+            ones win. Without them every file is a bag, for prediction.
+        skip_missing: leave out slides of the tables that have no file.
         missing_truth: allow true labels outside their candidate sets.
+        by_patient: make one bag of all slides of a patient.
 
     Raises:
         DataError: files and table do not fit together; the message lists all problems.
         StorageError: a file cannot be read.
     """
+    paths = [tables] if isinstance(tables, Path) else list(tables)
     files = feature_files(folder)
-    known = None if table is None else read_label_table(table)
+    parts, origins, unreadable = _read_files(files)
+    sources = {slide: origin.source for slide, origin in origins.items() if origin.source is not None}
+    index = NameIndex(files, sources)
     named = {slide: slide for slide in files}  # by file: the name of the slide in the table
-    problems: list[str] = []
-    if known is not None:
-        named, problems = _match_files(folder, files, f"{table}", known.ids, skip_missing)
-    features: dict[str, Part] = {}
-    coordinates: dict[str, Part] = {}
-    for slide in named:
-        try:
-            features[slide], where = _parts(files[slide])
-            if where is not None:
-                coordinates[slide] = where
-        except (StorageError, DataError) as error:
-            problems.append(str(error).rstrip("."))
+    table = ", ".join(map(str, paths))
+    known = None
+    if paths:
+        known = joined_labels(paths, [_in_files(read_label_table(path), index) for path in paths])
+        named, unmatched = _match_files(folder, files, table, known.ids, index, skip_missing)
+        problems = [text for slide, text in unreadable.items() if slide in named] + unmatched
+    else:
+        problems = list(unreadable.values())
+    features = {slide: parts[slide][0] for slide in named if slide in parts}
+    coordinates = {slide: where for slide in features if (where := parts[slide][1]) is not None}
     problems += _width_problems(features)
     if problems:
         more = f"; and {len(problems) - MOST_LISTED} more" if len(problems) > MOST_LISTED else ""
@@ -69,7 +86,67 @@ def open_folder(
         raise DataError(f"No slide of {table} has a file in {folder}: is it the right folder?")
     rows = LabelTable((), ()) if known is None else known.select(list(named.values()))
     kept = coordinates if len(coordinates) == len(features) else {}
-    return _bags(folder, rows, features, kept, missing_truth)
+    used = {slide: origins[slide] for slide in features}
+    found = _bags(folder, rows, features, kept, missing_truth, used)
+    return patient_bags(found) if by_patient else found
+
+
+def patient_bags(bags: Bags) -> Bags:
+    """Return one bag per patient with the instances of all slides; its id is the patient's.
+
+    The candidate set is the union over the slides. There are no coordinates, since those of several slides
+    overlap.
+
+    Args:
+        bags: bags of slides that know their patients.
+
+    Raises:
+        DataError: the patients are unknown, or two slides of a patient have different true labels.
+    """
+    if bags.groups is None:
+        raise DataError(
+            "The patients of the slides are unknown: add a column patient (or case_id, group) to --labels."
+        )
+    patients, first, owner = np.unique(bags.groups, return_index=True, return_inverse=True)
+    order = np.argsort(owner, kind="stable")
+    ordered, owner = bags[order], owner[order]
+    if isinstance(bags.source, FileArray) and np.array_equal(bags.starts, bags.source.starts[:-1]):
+        parts = [bags.source.parts[i] for i in order]  # one file per slide: nothing is read
+        source: Any = FileArray(parts, bags.source.dtype, bags.source.columns)
+    else:
+        source = bags.source[ordered.rows()]
+    begins = np.flatnonzero(np.diff(owner, prepend=-1))
+    sizes = np.add.reduceat(ordered.sizes, begins)
+    labels = bags.labels
+    if labels is not None:
+        labels = labels[first]
+        differing = np.flatnonzero(ordered.labels != labels[owner])
+        if len(differing):
+            raise DataError(
+                f"Patient '{patients[owner[differing[0]]]}' has slides with different labels: give all "
+                "slides of a patient one label, or leave out --bag patient."
+            )
+    weights = bags.weights
+    if weights is not None:
+        sums = np.add.reduceat(weights[order], begins, axis=0)
+        weights = (sums / sums.sum(axis=1, keepdims=True)).astype(np.float32)
+    return dataclasses.replace(
+        bags,
+        source=source,
+        starts=np.cumsum(sizes) - sizes,
+        sizes=sizes,
+        ids=patients,
+        candidates=None
+        if bags.candidates is None
+        else np.logical_or.reduceat(bags.candidates[order], begins, axis=0),
+        labels=labels,
+        instance_labels=None,
+        coordinates=None,
+        geometry=None,
+        groups=patients,
+        weights=weights,
+        provenance={**bags.provenance, "bag": "patient", "slides": len(bags)},
+    )
 
 
 def feature_files(folder: Path) -> dict[str, Path]:
@@ -104,11 +181,13 @@ def write_folder(bags: Bags, folder: Path) -> None:
             raise DataError(f"The id '{slide}' cannot be the name of a file: give the bag another id.")
     with atomic_folder(folder, "labels.csv") as temporary:
         (temporary / MARKER).mkdir()
+        about = bags.provenance.get("features")
         for bag in bags:
             with h5py.File(temporary / MARKER / f"{bag.id}.h5", "w") as file:
                 file["features"] = bag.instances
                 if bag.coordinates is not None:
                     file["coords"] = bag.coordinates
+                file.attrs.update(attributes(about, bag.geometry))
         write_labels(
             temporary / "labels.csv",
             bags.ids.tolist(),
@@ -139,11 +218,44 @@ def _files(place: Path) -> dict[str, Path]:
     return files
 
 
+def _read_files(
+    files: dict[str, Path],
+) -> tuple[dict[str, tuple[Part, Part | None]], dict[str, Origin], dict[str, str]]:
+    """Return by slide the arrays of features and coordinates, the origin, and what is wrong with a file."""
+    parts: dict[str, tuple[Part, Part | None]] = {}
+    origins: dict[str, Origin] = {}
+    problems: dict[str, str] = {}
+    for slide, path in files.items():
+        try:
+            parts[slide] = features, coordinates = _parts(path)
+        except (StorageError, DataError) as error:
+            problems[slide] = str(error).rstrip(".")
+            continue
+        origins[slide] = read_origin(path, features.key, None if coordinates is None else coordinates.key)
+    return parts, origins, problems
+
+
+def _in_files(table: LabelTable, index: NameIndex) -> LabelTable:
+    """Return a table in which rows of one file have one name, so that tables can be joined.
+
+    Rows without a file, and rows of which several name one file, keep their own names.
+    """
+    found = [index.find(slide) or slide for slide in table.ids]
+    counts = collections.Counter(found)
+    ids = [name if counts[name] == 1 else own for own, name in zip(table.ids, found, strict=True)]
+    return dataclasses.replace(table, ids=tuple(ids))
+
+
 def _match_files(
-    folder: Path, files: dict[str, Path], table: str, slides: Sequence[str], skip_missing: bool
+    folder: Path,
+    files: dict[str, Path],
+    table: str,
+    slides: Sequence[str],
+    index: NameIndex,
+    skip_missing: bool,
 ) -> tuple[dict[str, str], list[str]]:
     """Return the slide of the table for each file, and a list of problems."""
-    file_of = {slide: _file_of(slide, files) for slide in slides}
+    file_of = {slide: index.find(slide) for slide in slides}
     found = [name for name in file_of.values() if name is not None]
     missing = [slide for slide, name in file_of.items() if name is None]
     duplicates = sorted(name for name, rows in collections.Counter(found).items() if rows > 1)
@@ -151,26 +263,25 @@ def _match_files(
     problems = []
     if missing and not skip_missing:
         problems.append(
-            f"{len(missing)} slides of {table} have no file in {folder}: {listed(missing)} "
-            "(add the files, remove the rows, or leave these slides out with --skip-missing)"
+            f"{counted(len(missing), 'slide')} of {table} {have(missing)} no file in {folder}: "
+            f"{listed(missing)} (add the files, remove the rows, or leave these slides out with "
+            "--skip-missing)"
         )
     if duplicates:
-        problems.append(f"{len(duplicates)} files are named by two rows of {table}: {listed(duplicates)}")
+        are = "is" if len(duplicates) == 1 else "are"
+        problems.append(
+            f"{counted(len(duplicates), 'file')} {are} named by two rows of {table}: {listed(duplicates)}"
+        )
     if unused:
-        message = f"{len(unused)} files in {folder} have no row in {table}: {listed(unused)}"
+        message = (
+            f"{counted(len(unused), 'file')} in {folder} {have(unused)} no row in {table}: {listed(unused)}"
+        )
         if problems:  # perhaps the same slides under other names: report both
             problems.append(message)
         else:
-            warnings.warn(f"{message}; they are ignored.", MiplNotice, stacklevel=3)
+            they = "it is" if len(unused) == 1 else "they are"
+            warnings.warn(f"{message}; {they} ignored.", MiplNotice, stacklevel=3)
     return {name: slide for slide, name in file_of.items() if name is not None}, problems
-
-
-def _file_of(slide: str, files: dict[str, Path]) -> str | None:
-    """Return the name of the file of a slide, given with or without the suffix of the image."""
-    if slide in files:
-        return slide
-    stems = (slide[: -len(suffix)] for suffix in SLIDES if slide.lower().endswith(suffix))
-    return next((stem for stem in stems if stem in files), None)
 
 
 def _parts(path: Path) -> tuple[Part, Part | None]:
@@ -201,9 +312,10 @@ def _parts(path: Path) -> tuple[Part, Part | None]:
 def _part(path: Path, key: str) -> Part:
     with open_array(path, key) as stored:
         shape = tuple(int(side) for side in stored.shape)
-        if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] != 1):
+        if len(shape) not in (1, 2, 3) or (len(shape) == 3 and shape[0] != 1):
             raise DataError(
-                f"{path} has '{key or 'an array'}' of shape {shape}: it should be patches × features"
+                f"{path} has '{key or 'an array'}' of shape {shape}: it should be patches × features, "
+                "or one vector"
             )
         return Part(path, key, shape, np.dtype(stored.dtype))
 
@@ -215,7 +327,8 @@ def _width_problems(features: dict[str, Part]) -> list[str]:
         return []
     usual = widths[counts.argmax()]
     others = [f"{slide} ({part.width})" for slide, part in features.items() if part.width != usual]
-    return [f"{len(others)} slides do not have {usual} features as the others: {listed(others)}"]
+    do = "does" if len(others) == 1 else "do"
+    return [f"{counted(len(others), 'slide')} {do} not have {usual} features as the others: {listed(others)}"]
 
 
 def _bags(
@@ -224,8 +337,12 @@ def _bags(
     features: dict[str, Part],
     coordinates: dict[str, Part],
     missing_truth: bool,
+    origins: dict[str, Origin],
 ) -> Bags:
     ids = list(features)
+    about = common_features(origins, recorded(next(iter(features.values())).path.parent))
+    provenance: dict[str, Any] = {"dataset": folder.name, "origin": "folder of feature files"}
+    geometry = [origin.geometry for origin in origins.values()]
     sizes = np.array([part.rows for part in features.values()], dtype=np.int64)
     return Bags(
         source=_joined(features),
@@ -239,7 +356,8 @@ def _bags(
         groups=None if rows.groups is None else np.array(rows.groups, dtype=np.str_),
         weights=rows.weights,
         missing_truth=missing_truth,
-        provenance={"dataset": folder.name, "origin": "folder of feature files"},
+        provenance=provenance | ({"features": about} if about else {}),
+        geometry=np.array(geometry) if any(each is not UNKNOWN for each in geometry) else None,
     )
 
 

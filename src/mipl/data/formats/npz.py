@@ -16,7 +16,9 @@ from mipl.errors import DataError, StorageError
 from mipl.files import atomic_file
 
 FORMAT = "mipl-bags-1"
-ARRAYS = ("candidates", "labels", "instance_labels", "coordinates", "groups", "weights", "votes")
+ARRAYS = (
+    "candidates", "labels", "instance_labels", "coordinates", "groups", "weights", "votes", "geometry",
+)  # fmt: skip
 
 
 def save_npz(bags: Bags, path: Path) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mipl.data.bags import Bags
 from mipl.data.candidates import Classes, candidate_matrix, infer_classes, label_array
 from mipl.data.formats.cells import SEPARATOR, read_cells
 from mipl.data.formats.header import (
@@ -24,11 +23,12 @@ from mipl.data.formats.header import (
     one_column,
     plain_header,
 )
-from mipl.errors import DataError, StorageError, listed, suggest
+from mipl.errors import DataError, StorageError, suggest
 from mipl.files import atomic_file
 
 IDS = ("bag_id", "slide_id", "FILENAME")  # STAMP's FILENAME ends in the suffix of a feature file
 FEATURE_FILES = (".h5", ".pt", ".npy", ".npz")
+REVIEW = ("bag_id", "label", "reviewer", "selected")  # columns of the reviews that `mipl serve` exports
 KNOWN = {*IDS, *GROUPS, "candidates", "label", "weights"}
 BINARY = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 Rows = dict[int, dict[str, str]]  # the fields by row number in the file; the header is row 1
@@ -44,6 +44,7 @@ class LabelTable:
     labels: tuple[str, ...] | None = None  # m
     groups: tuple[str, ...] | None = None  # m, for example the patient
     weights: NDArray[np.float32] | None = None  # (m, k)
+    is_review: bool = False  # written by the review page: its rows replace others
 
     def select(self, ids: Sequence[str]) -> LabelTable:
         """Return the rows of these bags in this order; all of them must be in the table."""
@@ -137,9 +138,14 @@ def read_label_table(path: Path) -> LabelTable:
     Instead of ``candidates`` there may be one column per class with 0 or 1 (or false or true): every other
     column with only such values, unless no label is the name of one. Other columns, such as an age, are
     ignored. In a table with binary columns that are not classes, use ``candidates``.
+
+    In a table of reviews (``bag_id``, ``label``, ``reviewer``, ``selected``) there is one row per bag and
+    reviewer, and the candidates of a bag are the labels of its reviewers.
     """
     header, rows = read_rows(path)
     check_not_predictions(path, header)
+    if set(REVIEW) <= set(header):
+        return _review_table(path, rows)
     column = needed_column(path, header, IDS)
     ids = tuple(_ids(path, rows, column))
     if "" in ids:
@@ -171,48 +177,6 @@ def read_label_table(path: Path) -> LabelTable:
         groups=groups,
         weights=weights,
     )
-
-
-def apply_label_table(bags: Bags, path: Path, *, missing_truth: bool = False) -> Bags:
-    """Return the bags with the candidate sets, labels, groups and weights of a table.
-
-    Classes that are names stay; classes 0 … k−1 stay only if the classes in the table are integers too.
-    Groups stay if the table has none.
-
-    Args:
-        bags: the bags; the table must have one row per bag.
-        path: a table with the columns of :func:`read_label_table`.
-        missing_truth: allow true labels outside their candidate sets.
-    """
-    table = read_label_table(path)
-    if table.sets is None:
-        raise DataError(f"{path} has no column 'candidates' and no 0/1 column per class: add either.")
-    _match(path, table.ids, bags)
-    ids = bags.ids.tolist()
-    table = table.select(ids)
-    known = tuple(str(name) for name in bags.classes)
-    numbered = bool(known) and isinstance(bags.classes[0], int)
-    kept = bool(known) and (not numbered or all(name.isdecimal() for name in table.classes))
-    names = known if kept else table.classes
-    try:
-        matrix = candidate_matrix(table.sets, names, ids)
-        labels = None if table.labels is None else label_array(table.labels, names, ids)
-        weights = None
-        if table.weights is not None:  # then every class of the table occurs in a set or a label and is known
-            weights = np.zeros(matrix.shape, dtype=np.float32)
-            weights[:, [names.index(name) for name in table.classes]] = table.weights
-        return dataclasses.replace(
-            bags,
-            classes=bags.classes if kept else names,
-            candidates=matrix,
-            labels=labels,
-            instance_labels=bags.instance_labels if kept else None,
-            groups=bags.groups if table.groups is None else np.array(table.groups, dtype=np.str_),
-            weights=weights,
-            missing_truth=missing_truth or bags.missing_truth,
-        )
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
 
 
 def write_labels(
@@ -321,6 +285,28 @@ def read_predictions(path: Path) -> tuple[list[str], list[str], NDArray[np.float
     return ids, [column[2:-1] for column in columns], probabilities
 
 
+def _review_table(path: Path, rows: Rows) -> LabelTable:
+    """Return the candidate sets of reviewed bags, and the label, or "" where reviewers disagree."""
+    given: dict[str, dict[str, None]] = {}
+    for number, row in rows.items():
+        for name in ("bag_id", "label"):
+            if not row[name]:
+                raise DataError(f"{path}, row {number} has nothing in column '{name}': fill it in.")
+        given.setdefault(row["bag_id"], {})[row["label"]] = None
+    if not given:
+        raise DataError(f"{path} has no reviews, only a header.")
+    sets = tuple(tuple(labels) for labels in given.values())
+    classes = tuple(sorted({name for labels in sets for name in labels}))
+    check_classes(path, classes)
+    return LabelTable(
+        ids=tuple(given),
+        classes=classes,
+        sets=sets,
+        labels=tuple(labels[0] if len(labels) == 1 else "" for labels in sets),
+        is_review=True,
+    )
+
+
 def _sets(
     path: Path, header: list[str], rows: Rows, labels: Sequence[str] | None
 ) -> tuple[list[list[str]] | None, tuple[str, ...]]:
@@ -354,10 +340,3 @@ def _ids(path: Path, rows: Rows, column: str = "bag_id") -> list[str]:
             raise DataError(f"{path}, row {number} names the bag '{bag}' a second time.")
         ids[bag] = number
     return list(ids)
-
-
-def _match(path: Path, named: Iterable[str], bags: Bags) -> None:
-    ids, rows = set(bags.ids.tolist()), set(named)
-    for what, names in (("bags have no row in", ids - rows), ("rows name no bag, in", rows - ids)):
-        if names:
-            raise DataError(f"{len(names)} {what} {path}: {listed(sorted(names))}.")

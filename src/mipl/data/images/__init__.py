@@ -1,6 +1,15 @@
 """From images to bags: bag generators, patch encoders and folders of images."""
 
-from mipl.data.images.folder import ImageBag, Summary, generate, image_bags, list_images
+from mipl.data.images.folder import (
+    ImageBag,
+    Summary,
+    generate,
+    image_bags,
+    list_images,
+    match_images,
+    read_image,
+    read_inside,
+)
 from mipl.data.images.generators import Generator, Instances
 from mipl.data.images.named import GENERATORS, make_generator
 from mipl.data.images.patches import PatchEncoder, efficientnet_lite0, patches, resnet34
@@ -17,6 +26,9 @@ __all__ = [
     "image_bags",
     "list_images",
     "make_generator",
+    "match_images",
     "patches",
+    "read_image",
+    "read_inside",
     "resnet34",
 ]

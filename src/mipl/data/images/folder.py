@@ -6,22 +6,21 @@ import contextlib
 import csv
 import dataclasses
 import json
-import re
-import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mipl.data.formats.cells import SEPARATOR
+from mipl.data.formats.origin import RECORD, attributes
 from mipl.data.images.generators import Generator, Image, Instances, check_image, require
 from mipl.data.images.named import make_generator
-from mipl.errors import DataError, StorageError
+from mipl.data.names import IMAGES, NameIndex, file_name
+from mipl.errors import DataError, StorageError, listed
 from mipl.files import atomic_file, check_folder, read_json, write_json
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp")
-RECORD = "generator.json"
 PLACE = "upper left corner"  # meaning of coordinates, as in slide tools and `mipl explain`
 Report = Callable[[int, str], None]  # called with the number of finished images and the last one's id
 
@@ -75,7 +74,7 @@ def list_images(folder: Path) -> list[ImageFile]:
     images = images or below
     if not images:
         raise DataError(
-            f"{folder} has no images ({', '.join(SUFFIXES)}), neither directly nor in subfolders; "
+            f"{folder} has no images ({', '.join(IMAGES)}), neither directly nor in subfolders; "
             "links out of it are not followed."
         )
     seen: dict[str, Path] = {}
@@ -103,6 +102,53 @@ def read_image(path: Path) -> Image:
     if pixels is None:
         raise StorageError(f"{path} cannot be read as an image: replace or remove it.")
     return np.ascontiguousarray(pixels[..., ::-1])
+
+
+def match_images(folder: Path, ids: Sequence[str]) -> dict[str, Path]:
+    """Return the image of each bag, from the names of the files in ``folder`` and one level of subfolders.
+
+    A name matches with or without its suffix, and with the subfolder, as ``mipl data images`` names bags.
+    Hidden files and symbolic links are left out.
+
+    Raises:
+        DataError: no bag has an image, or one has several.
+    """
+    if not folder.is_dir():
+        raise StorageError(f"{folder} is not a folder: give the folder of the images.")
+    index, images = NameIndex(ids), dict[str, Path]()
+    try:
+        places = [folder, *(entry for entry in _plain_entries(folder) if entry.is_dir())]
+        files = [entry for place in places for entry in _plain_entries(place) if entry.is_file()]
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be listed: {error}.") from error
+    for path in files:
+        if path.suffix.lower() not in IMAGES:
+            continue
+        bag = index.find(path.relative_to(folder).as_posix())
+        if bag is None:
+            continue
+        if bag in images:
+            raise DataError(
+                f"The bag '{bag}' has two images, {images[bag]} and {path}: rename or remove one of them."
+            )
+        images[bag] = path
+    if not images:
+        raise DataError(
+            f"No image in {folder} has the name of a bag, such as '{listed(ids, 1)}': is it the right folder?"
+        )
+    return images
+
+
+def read_inside(path: Path, folder: Path) -> Image:
+    """Read an image that :func:`match_images` found; one that became a link out of ``folder`` is refused."""
+    if path.is_symlink() or not path.resolve().is_relative_to(folder.resolve()):
+        raise StorageError(f"{path.name} is no longer a file in the folder of images.")
+    return read_image(path)
+
+
+def _plain_entries(folder: Path) -> list[Path]:
+    found = (path for path in folder.iterdir() if not path.name.startswith(".") and not path.is_symlink())
+    return sorted(found, key=lambda path: path.name)
 
 
 def image_bags(
@@ -165,9 +211,10 @@ def generate(
         if all(file.id in finished for file, _ in read):
             continue
         # The whole batch is encoded, even finished images: the last bits of a feature depend on its batch.
-        for (file, _), instances in zip(read, generator.make([pixels for _, pixels in read]), strict=True):
+        made = generator.make([pixels for _, pixels in read])
+        for (file, pixels), instances in zip(read, made, strict=True):
             if file.id not in finished:
-                _write(paths[file.id], file, instances)
+                _write(paths[file.id], file, instances, _about(generator, file, folder, pixels, instances))
                 finished.add(file.id)
                 if report is not None:
                     report(len(finished) + len(skipped), file.id)
@@ -182,14 +229,11 @@ def _entries(folder: Path, root: Path) -> list[Path]:
 
 
 def _images(folder: Path, root: Path, label: str | None) -> list[ImageFile]:
-    paths = [path for path in _entries(folder, root) if path.suffix.lower() in SUFFIXES and path.is_file()]
+    paths = [path for path in _entries(folder, root) if path.suffix.lower() in IMAGES and path.is_file()]
     if paths and label is not None:
         _check_label(label, folder)
     names = [path.stem if label is None else f"{label}__{path.stem}" for path in paths]
-    return [
-        ImageFile(path, re.sub(r"[^\w.-]", "_", unicodedata.normalize("NFC", name)), label)
-        for path, name in zip(paths, names, strict=True)
-    ]
+    return [ImageFile(path, file_name(name), label) for path, name in zip(paths, names, strict=True)]
 
 
 def _check_label(label: str, folder: Path) -> None:
@@ -273,7 +317,22 @@ def _is_complete(path: Path, image: ImageFile) -> bool:
     return bool(same and fits and np.isfinite(features).all())
 
 
-def _write(path: Path, image: ImageFile, instances: Instances) -> None:
+def _about(
+    generator: Generator, file: ImageFile, folder: Path, pixels: Image, instances: Instances
+) -> dict[str, Any]:
+    """Return the attributes of a feature file: the way to its features, and what the coordinates refer to."""
+    known = {name: generator.settings.get(name) for name in ("encoder", "weights")}
+    extent = instances.extent or (math.nan, math.nan)
+    if instances.extent is not None and "patches" in generator.settings:
+        known["patch_size"] = [float(side) for side in extent]
+    geometry = (*extent, pixels.shape[1], pixels.shape[0])
+    return {
+        **attributes({"generator": generator.name, **known}, geometry),
+        "source": file.path.relative_to(folder).as_posix(),
+    }
+
+
+def _write(path: Path, image: ImageFile, instances: Instances, about: Mapping[str, Any]) -> None:
     import h5py
 
     with atomic_file(path) as temporary, h5py.File(temporary, "w") as file:
@@ -281,6 +340,7 @@ def _write(path: Path, image: ImageFile, instances: Instances) -> None:
         file["coords"] = instances.coordinates
         file["coords"].attrs["place"] = PLACE
         file.attrs["image"] = _stamp(image.path)
+        file.attrs.update(about)
 
 
 def _write_labels(path: Path, images: list[ImageFile]) -> None:

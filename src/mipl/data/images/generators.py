@@ -29,6 +29,7 @@ class Instances:
 
     features: NDArray[np.float32]  # (n, d)
     coordinates: NDArray[np.float32]  # (n, 2): x and y of the upper left corner, in pixels
+    extent: tuple[float, float] | None = None  # width and height of an instance, if all have the same
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,6 +55,7 @@ def row(image: Image) -> Instances:
     return _instances(
         np.hstack([means, means - around[:-2], means - around[2:]]),
         np.stack([np.zeros(SIDE), tops], axis=1),
+        (image.shape[1], image.shape[0] / SIDE),
     )
 
 
@@ -73,7 +75,9 @@ def sbn(image: Image) -> Instances:
     y, x = np.mgrid[own, own] + 0.5  # blobs overlap: the position is the pixel in the middle of a blob
     height, width = image.shape[:2]
     return _instances(
-        features.reshape(9, 15), np.stack([x.ravel() * width / SIDE, y.ravel() * height / SIDE], axis=1)
+        features.reshape(9, 15),
+        np.stack([x.ravel() * width / SIDE, y.ravel() * height / SIDE], axis=1),
+        (width / SIDE, height / SIDE),
     )
 
 
@@ -126,7 +130,8 @@ def sift(image: Image) -> Instances:
     features = np.zeros((GRID * GRID, 128))
     for keypoint, descriptor in zip(kept, () if descriptors is None else descriptors, strict=True):
         features[keypoint.class_id] = descriptor  # OpenCV may drop or sort keypoints
-    return _instances(features, centres - np.array([width, height]) / (2 * GRID))
+    extent = (width / GRID, height / GRID)
+    return _instances(features, centres - np.array(extent) / 2, extent)
 
 
 def check_image(image: Image, side: int, name: str) -> None:
@@ -148,8 +153,8 @@ def require(module: str) -> Any:
         ) from error
 
 
-def _instances(features: Array, coordinates: Array) -> Instances:
-    return Instances(features.astype(np.float32), coordinates.astype(np.float32))
+def _instances(features: Array, coordinates: Array, extent: tuple[float, float] | None = None) -> Instances:
+    return Instances(features.astype(np.float32), coordinates.astype(np.float32), extent)
 
 
 def _reduced(image: Image) -> Array:

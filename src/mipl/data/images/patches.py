@@ -126,7 +126,10 @@ def patches(n: int, encoder: PatchEncoder, name: str | None = None) -> Generator
         for members in sizes.values():
             encoded = encoder(np.concatenate([grids[i][0] for i in members]))
             features.update(zip(members, np.split(encoded, len(members)), strict=True))
-        return [Instances(features[i], corners) for i, (_, corners) in enumerate(grids)]
+        return [
+            Instances(features[i], corners, (float(pixels.shape[2]), float(pixels.shape[1])))
+            for i, (pixels, corners) in enumerate(grids)
+        ]
 
     return Generator(
         name=name or f"{encoder.name}-{n}",

@@ -4,6 +4,8 @@
 const $ = (id) => document.getElementById(id);
 const KEYS = [..."123456789abcdefghijklmnopqrstuvwxyz"]; // one per class, in their order
 const PAGE_SIZE = 100; // rows shown at a time
+const HIGHEST = 8; // patches shown of those of highest attention
+const LOWEST = 4; // and of lowest
 
 let overview = null; // the answer of GET /bags; the least confident bags are first
 let shown = PAGE_SIZE;
@@ -11,10 +13,19 @@ let selected = null; // an entry of overview.bags
 let requested = null; // the place of the bag whose instances were requested
 let displayed = null; // the place of the bag whose instances are displayed
 const labelled = []; // entries labelled on this page, the latest last
+let content = null; // the answer of GET /bags/… for the displayed bag
+let bitmap = null; // its image
+let shownBlind = false; // whether it is displayed without the model's answer
+let layer = 0; // what is shown over the image: 0, nothing; then attention and evidence
 let saving = Promise.resolve(); // reviews are sent one after another
 
 const percent = (fraction, digits = 1) => `${(100 * fraction).toFixed(digits)}%`;
 const threshold = () => Number($("threshold").value);
+const reviewer = () => $("reviewer").value.trim().replace(/\s+/g, " ");
+const own = (bag) => bag.reviews.find((one) => one.reviewer === reviewer());
+const reviewed = (bag) => Boolean(own(bag));
+// a bag of the random sample is labelled before the model's answer is shown, which would influence the reviewer
+const blind = (bag) => bag.selected === "random" && !reviewed(bag);
 const decision = (bag) => (bag.confidence >= threshold() ? "report" : "review");
 const filter = () => document.querySelector("input[name=filter]:checked").value;
 const visible = () => overview.bags.filter((bag) => filter() === "all" || decision(bag) === filter());
@@ -84,7 +95,7 @@ async function load() {
   }
   drawReliability();
   makeClasses();
-  selected = overview.bags.find((bag) => bag.review === null) || overview.bags[0];
+  selected = overview.bags.find((bag) => !reviewed(bag)) || overview.bags[0];
   render();
 }
 
@@ -95,15 +106,23 @@ function label(place) {
   if (displayed === selected.place && !selected.pending) review(selected, place);
 }
 
-function review(bag, label) {
-  if (label !== null) labelled.push(bag);
+function review(bag, label, stay = false) {
+  if (label !== null && !stay) labelled.push(bag);
   bag.pending = true;
+  const mine = { reviewer: reviewer(), label, comment: $("comment").value.trim() };
   saving = saving.then(async () => {
     try {
-      const body = { bag_id: bag.bag_id, label: label === null ? null : overview.classes[label] };
+      const body = {
+        bag_id: bag.bag_id,
+        label: label === null ? null : overview.classes[label],
+        reviewer: mine.reviewer,
+        comment: label === null ? "" : mine.comment,
+      };
       const headers = { "Content-Type": "application/json" };
       await request("/reviews", { method: "POST", headers, body: JSON.stringify(body) });
-      bag.review = label; // only now is it on the server's disk
+      // only now is it on the server's disk
+      bag.reviews = bag.reviews.filter((one) => one.reviewer !== mine.reviewer);
+      if (label !== null) bag.reviews.push(mine);
       showError(null);
     } catch (error) {
       showError(new Error(`Bag ${bag.bag_id} was not saved. ${error.message}`));
@@ -112,13 +131,13 @@ function review(bag, label) {
     render();
   });
   const rows = visible();
-  const after = label === null ? [] : rows.slice(rows.indexOf(bag) + 1);
-  selected = after.find((other) => other.review === null && !other.pending) || bag;
+  const after = label === null || stay ? [] : rows.slice(rows.indexOf(bag) + 1);
+  selected = after.find((other) => !reviewed(other) && !other.pending) || bag;
   render();
 }
 
 function undo() {
-  const bag = labelled.pop() || (selected && selected.review !== null ? selected : null);
+  const bag = labelled.pop() || (selected && reviewed(selected) ? selected : null);
   if (bag) review(bag, null);
 }
 
@@ -142,10 +161,13 @@ function render() {
   renderPoint();
   renderList();
   renderBag();
-  const done = overview.bags.filter((bag) => bag.review !== null).length;
+  const done = overview.bags.filter(reviewed).length;
   const pending = overview.bags.filter((bag) => bag.pending).length;
+  const random = overview.bags.filter((bag) => bag.selected === "random");
   $("progress").textContent =
-    `${done} of ${overview.bags.length} bags reviewed` + (pending ? `, saving ${pending}…` : "");
+    `${done} of ${overview.bags.length} bag${overview.bags.length === 1 ? "" : "s"} reviewed` +
+    (random.length ? `; of the random sample ${random.filter(reviewed).length} of ${random.length}` : "") +
+    (pending ? `, saving ${pending}…` : "");
 }
 
 function renderPoint() {
@@ -153,7 +175,7 @@ function renderPoint() {
   const expected = reported.reduce((sum, bag) => sum + 1 - bag.confidence, 0);
   $("at").textContent = percent(threshold());
   $("coverage").textContent = percent(reported.length / overview.bags.length);
-  $("coverage-note").textContent = `${reported.length} of ${overview.bags.length} bags reported`;
+  $("coverage-note").textContent = `${reported.length} of ${overview.bags.length} bag${overview.bags.length === 1 ? "" : "s"} reported`;
   $("expected").textContent = reported.length ? percent(expected / reported.length) : "–";
   const counts = {
     all: overview.bags.length,
@@ -180,13 +202,14 @@ function renderList() {
   if (place >= shown) shown = place + PAGE_SIZE;
   $("bags").replaceChildren(...rows.slice(0, shown).map((bag) => {
     const row = make("tr");
-    const reviewed = bag.pending ? "saving…" : bag.review === null ? "" : overview.classes[bag.review];
+    const label = bag.pending ? "saving…" : reviewed(bag) ? overview.classes[own(bag).label] : "";
+    const disagree = reviewed(bag) && bag.reviews.some((one) => one.label !== own(bag).label);
     row.append(
       make("td", bag.bag_id),
-      make("td", overview.classes[bag.label]),
-      make("td", percent(bag.confidence), "number"),
-      make("td", decision(bag), decision(bag)),
-      make("td", reviewed, "reviewed"),
+      make("td", blind(bag) ? "–" : overview.classes[bag.label]),
+      make("td", blind(bag) ? "–" : percent(bag.confidence), "number"),
+      make("td", blind(bag) ? "random" : decision(bag), blind(bag) ? "random" : decision(bag)),
+      make("td", disagree ? `${label} ≠` : label, "reviewed"),
     );
     if (bag === selected) row.setAttribute("aria-current", "true");
     row.addEventListener("click", () => select(bag));
@@ -216,26 +239,42 @@ function select(bag) {
 async function renderBag() {
   const bag = selected;
   $("bag-id").textContent = bag.bag_id;
-  $("decision").textContent = decision(bag);
-  $("decision").className = `chip ${decision(bag)}`;
+  $("decision").textContent = blind(bag) ? "random sample" : decision(bag);
+  $("decision").className = `chip ${blind(bag) ? "random" : decision(bag)}`;
+  const mine = own(bag);
   for (const button of $("classes").children) {
-    button.setAttribute("aria-pressed", String(Number(button.value) === bag.review));
+    button.setAttribute("aria-pressed", String(Boolean(mine) && Number(button.value) === mine.label));
   }
-  // only after the review, so that it does not influence the reviewer
-  $("truth").textContent =
-    bag.truth !== null && bag.review !== null ? `true label: ${overview.classes[bag.truth]}` : "";
+  // only after the review, so that they do not influence the reviewer
+  $("truth").textContent = bag.truth !== null && mine ? `true label: ${overview.classes[bag.truth]}` : "";
+  const others = bag.reviews.filter((one) => one !== mine);
+  $("others").hidden = !mine || !others.length;
+  $("others").textContent = others
+    .map((one) => `${one.reviewer || "another reviewer"}: ${overview.classes[one.label]}${one.comment ? ` (${one.comment})` : ""}`)
+    .join("; ");
+  if (displayed === bag.place && shownBlind !== blind(bag)) renderContent(bag); // a label ends its blindness
   $("bag").setAttribute("aria-busy", String(displayed !== bag.place));
   if (requested === bag.place) return;
   requested = bag.place;
   let about;
+  let picture = null;
   try {
     about = await (await request(`/bags/${bag.place}`)).json();
+    if (about.image && !about.image.problem) {
+      picture = await createImageBitmap(await (await request(`/bags/${bag.place}/image`)).blob());
+    }
   } catch (error) {
     requested = null;
     showError(error);
     return;
   }
-  if (selected === bag) renderContent(bag, about);
+  if (selected !== bag) return;
+  content = about;
+  bitmap = picture;
+  displayed = bag.place;
+  $("comment").value = mine ? mine.comment : "";
+  $("bag").setAttribute("aria-busy", "false");
+  renderContent(bag);
 }
 
 function makeClasses() {
@@ -250,17 +289,28 @@ function makeClasses() {
   }));
 }
 
-function renderContent(bag, about) {
-  displayed = bag.place;
-  $("bag").setAttribute("aria-busy", "false");
+function renderContent(bag) {
+  const about = content;
+  shownBlind = blind(bag);
   const facts = [`${about.size} instance${about.size === 1 ? "" : "s"}`];
   if (about.candidates) facts.push(`candidates: ${about.candidates.join(", ")}`);
   $("facts").textContent = facts.join(" · ");
   [...$("classes").children].forEach((button, j) => {
     const probability = percent(about.probabilities[j]);
-    button.style.setProperty("--fraction", probability);
-    button.lastElementChild.textContent = probability;
+    button.style.setProperty("--fraction", blind(bag) ? "0%" : probability);
+    button.lastElementChild.textContent = blind(bag) ? "" : probability;
   });
+  renderPicture(bag);
+  if (blind(bag) && about.image) {
+    $("instances-title").textContent = "";
+    $("instances").replaceChildren();
+    $("map").toggleAttribute("hidden", true);
+    return;
+  }
+  if (bitmap && about.image.layers && about.image.layers.length) {
+    renderPatches(about.image);
+    return;
+  }
   const hasAttention = about.instances[0].attention !== null;
   const title = about.instances.length < about.size ? `${about.instances.length} of ${about.size} instances` : "Instances";
   $("instances-title").textContent = hasAttention
@@ -271,16 +321,135 @@ function renderContent(bag, about) {
   drawMap(about.instances, most);
 }
 
+// ---- the image ---------------------------------------------------------------------------------------
+
+const HEAT = ["#fdf3e7", "#fdbb84", "#d7301f", "#5b0000"]; // as in the figures of `mipl explain`
+const SIGNED = ["#00609a", "#8fc3e3", "#f7f7f7", "#f0a868", "#d55e00"];
+
+function colour(stops, t) {
+  const at = Math.min(Math.max(t, 0), 1) * (stops.length - 1);
+  const i = Math.min(Math.floor(at), stops.length - 2);
+  const part = (hex, c) => parseInt(hex.slice(1 + 2 * c, 3 + 2 * c), 16);
+  return [0, 1, 2].map((c) => Math.round(part(stops[i], c) + (at - i) * (part(stops[i + 1], c) - part(stops[i], c))));
+}
+
+function range(image) {
+  const { name, values } = image.layers[layer - 1];
+  if (name === "attention") return { most: Math.max(1, ...spread(values)), least: 0 };
+  const most = Math.max(1e-9, ...image.layers.filter((one) => one.name === name).flatMap((one) => spread(one.values)));
+  return { most, least: -most };
+}
+
+function spread(values) { // the extremes: too many arguments would overflow the stack
+  return [values.reduce((a, b) => Math.max(a, Math.abs(b)), 0)];
+}
+
+function renderPicture(bag) {
+  const image = content.image;
+  $("picture").hidden = !image;
+  if (!image) return;
+  $("image").hidden = !bitmap;
+  $("picture-problem").hidden = !image.problem;
+  $("picture-problem").textContent = image.problem || "";
+  const layers = bitmap && !blind(bag) ? image.layers || [] : [];
+  layer = Math.min(layer, layers.length);
+  if (bitmap) drawPicture(image, blind(bag) ? 0 : layer);
+  const titles = ["image", ...layers.map((one) => (one.label === null ? one.name : `evidence for ${overview.classes[one.label]}`))];
+  $("layers").hidden = titles.length < 2;
+  $("layers").replaceChildren(...titles.map((title, i) => {
+    const option = make("label");
+    const input = make("input");
+    input.type = "radio";
+    input.name = "layer";
+    input.checked = i === layer;
+    input.addEventListener("change", () => showLayer(i));
+    option.append(input, make("span", title));
+    return option;
+  }));
+  $("image").setAttribute("aria-label", `Image of ${bag.bag_id}, with ${titles[layer]}`);
+  $("scale").hidden = layer === 0;
+  if (layer === 0) return;
+  const { least, most } = range(image);
+  const signed = least < 0;
+  $("low").textContent = signed ? `against: ${least.toPrecision(2)}` : "attention 0";
+  $("high").textContent = signed ? `for: ${most.toPrecision(2)} logits` : `${most.toPrecision(2)} × the mean`;
+  const strip = $("scale").querySelector("canvas");
+  const context = strip.getContext("2d");
+  for (let i = 0; i < strip.width; i += 1) {
+    const t = i / (strip.width - 1);
+    context.fillStyle = `rgb(${colour(signed ? SIGNED : HEAT, signed ? t : Math.sqrt(t)).join(",")})`;
+    context.fillRect(i, 0, 1, 1);
+  }
+}
+
+function drawPicture(image, shownLayer) {
+  const canvas = $("image");
+  const factor = Math.max(1, Math.ceil(640 / Math.max(bitmap.width, bitmap.height))); // small tiles are enlarged
+  canvas.width = factor * bitmap.width;
+  canvas.height = factor * bitmap.height;
+  const context = canvas.getContext("2d");
+  context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  if (!shownLayer) return;
+  const { least, most } = range(image);
+  context.globalAlpha = 0.55;
+  image.layers[shownLayer - 1].values.forEach((value, i) => {
+    const t = (value - least) / (most - least);
+    context.fillStyle = `rgb(${colour(least < 0 ? SIGNED : HEAT, least < 0 ? t : Math.sqrt(t)).join(",")})`;
+    const [x, y] = image.corners[i];
+    context.fillRect(x * canvas.width, y * canvas.height, image.patch[0] * canvas.width, image.patch[1] * canvas.height);
+  });
+  context.globalAlpha = 1;
+}
+
+function showLayer(number) {
+  layer = number;
+  if (content && displayed === selected.place) renderPicture(selected);
+}
+
+function renderPatches(image) {
+  const attention = image.layers[0].values;
+  const order = attention.map((_, i) => i).sort((a, b) => attention[b] - attention[a] || a - b);
+  const high = order.slice(0, HIGHEST);
+  const low = order.slice(high.length).slice(-LOWEST);
+  $("map").toggleAttribute("hidden", true);
+  $("instances-title").textContent = low.length ? "Patches of highest, then lowest attention" : "Patches by attention";
+  $("instances").className = "patches";
+  const most = attention[order[0]] || 1;
+  $("instances").replaceChildren(...[...high, ...low].map((i, rank) => {
+    const figure = make("figure", "", rank < high.length ? "" : "lowest");
+    const caption = make("figcaption", `#${image.numbers[i]} `);
+    caption.append(make("b", percent(attention[i] / content.size)), weight(attention[i] / most));
+    figure.append(crop(image, i), caption);
+    return figure;
+  }));
+}
+
+function crop(image, i) {
+  const [x, y] = image.corners[i];
+  const canvas = make("canvas");
+  const wide = image.patch[0] * bitmap.width;
+  const high = image.patch[1] * bitmap.height;
+  canvas.width = Math.max(96, Math.round(wide));
+  canvas.height = Math.max(1, Math.round(canvas.width * high / wide));
+  canvas.getContext("2d").drawImage(bitmap, x * bitmap.width, y * bitmap.height, wide, high, 0, 0, canvas.width, canvas.height);
+  return canvas;
+}
+
+function weight(fraction) {
+  const frame = make("span", "", "weight");
+  const bar = make("i");
+  bar.style.setProperty("--fraction", percent(fraction));
+  frame.append(bar);
+  return frame;
+}
+
+// ---- instances ---------------------------------------------------------------------------------------
+
 function instance(one, most) {
   const figure = make("figure");
   const caption = make("figcaption", `#${one.number} `);
   if (one.attention !== null) {
-    caption.append(make("b", percent(one.attention)));
-    const weight = make("span", "", "weight");
-    const bar = make("i");
-    bar.style.setProperty("--fraction", percent(one.attention / most));
-    weight.append(bar);
-    caption.append(weight);
+    caption.append(make("b", percent(one.attention)), weight(one.attention / most));
   }
   figure.append(one.pixels ? image(one) : strip(one), caption);
   if (one.coordinates) figure.title = `at ${one.coordinates.join(", ")}`;
@@ -370,6 +539,10 @@ function move(by) {
 
 function onKey(event) {
   if (!overview || event.ctrlKey || event.altKey || event.metaKey || event.target.type === "password") return;
+  if (event.target.type === "text") {
+    if (["Enter", "Escape"].includes(event.key)) event.target.blur();
+    return;
+  }
   const own = ["range", "radio"].includes(event.target.type); // they handle the arrow keys themselves
   const place = KEYS.indexOf(event.key.toLowerCase());
   if (place >= 0 && place < overview.classes.length) {
@@ -382,7 +555,11 @@ function onKey(event) {
   else if (["+", "=", "-", "−"].includes(event.key)) {
     $("threshold").value = threshold() + (event.key === "+" || event.key === "=" ? 0.01 : -0.01);
     render();
-  } else if (event.key === "F2") {
+  } else if (event.key === "0") {
+    const count = content && content.image && content.image.layers && !blind(selected) ? content.image.layers.length : 0;
+    showLayer((layer + 1) % (count + 1));
+  } else if (event.key === "/") $("comment").focus();
+  else if (event.key === "F2") {
     const options = [...document.querySelectorAll("input[name=filter]")];
     options[(options.findIndex((option) => option.checked) + 1) % options.length].checked = true;
     onFilter();
@@ -405,6 +582,15 @@ $("more").addEventListener("click", () => {
   renderList();
 });
 $("export").addEventListener("click", save);
+$("reviewer").value = localStorage.getItem("reviewer") || "";
+$("reviewer").addEventListener("change", () => {
+  localStorage.setItem("reviewer", reviewer());
+  if (overview) render();
+});
+$("comment").addEventListener("change", () => {
+  const mine = selected && displayed === selected.place && own(selected);
+  if (mine) review(selected, mine.label, true); // otherwise it is saved with the label
+});
 $("login").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("token", $("token").value);
