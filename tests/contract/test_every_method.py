@@ -16,7 +16,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:The model has learned nothing") 
 
 def made(name, **settings):
     """Return the classifier of a method, a small ensemble where an ensemble is the default."""
-    return make_classifier(name, ensemble=3 if METHOD_REGISTRY[name].cls.logits_alone else 1, **settings)
+    ensembled = METHOD_REGISTRY[name].make().ensembled
+    return make_classifier(name, ensemble=3 if ensembled else 1, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +30,9 @@ def test_every_name_of_the_paper_is_there():
     attentions = ("dam", "sam", "mam")
     expected = {f"{a}-{c}" for a in attentions for c in ("cc", "cn", "mdl")}
     expected |= {f"{a}-{c}" for a in ("sam", "mam") for c in ("fl", "ifl", "ls")}
-    expected |= {"demipl", "elimipl", "miplma", "promipl", "fastmipl", "miplgp", "agopmipl"}
-    expected |= {"proden", "lws", "pop", "pop-cc", "pop-cn"}
+    expected |= {f"{a}-{c}" for a in ("abmil", "abmil-gated") for c in ("cc", "cn", "mdl")}
+    expected |= {"demipl", "elimipl", "miplma", "promipl", "fastmipl", "uamipl", "miplgp", "agopmipl"}
+    expected |= {"proden", "rc", "cc", "lws", "pop", "pop-cc", "pop-cn"}
     assert expected <= set(METHODS)
 
 

@@ -23,9 +23,10 @@ from mipl.data.batch import BagBatch, BagLoader
 from mipl.data.candidates import label_array
 from mipl.errors import DataError, MiplError, SettingError, StorageError, suggest
 from mipl.methods import METHODS, Method
+from mipl.nn.aggregators import MakeModule
 from mipl.nn.encoders import Standardize
-from mipl.nn.network import BagNetwork, Ensemble, Output, members_of
-from mipl.registry import plain, restored, settings_of, without_removed
+from mipl.nn.network import BagNetwork, Ensemble, InstanceNetwork, Output, members_of
+from mipl.registry import plain, portable, portable_settings, restored, settings_of, without_removed
 from mipl.seeding import seed_for
 from mipl.training.checks import Parameters, check_features, check_training, training_summary
 from mipl.training.crossfit import mean_log_proba
@@ -116,7 +117,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         wanted = entry.cls.recommended(self.recipe, str(origin.get("dataset", "")), origin.get("r"))
         given = {**wanted, **self._settings()}
         method = entry.make(**{n: v for n, v in given.items() if n not in known})
-        if not method.logits_alone:  # members cannot be trained as one computation: ensembles only on request
+        if not method.ensembled:  # ensembles only on request
             given = {"ensemble": 1, **given}
         return method, make_recipe(self.recipe, **{n: v for n, v in given.items() if n in known}).in_effect()
 
@@ -248,6 +249,9 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def attention_weights(self, bags: Any) -> list[FloatArray]:
         """Return for each bag the weight of each of its instances (n,), summing to 1: the members' mean."""
+        self._check_fitted()
+        if not self.has_attention:
+            raise SettingError(f"{self._method_name()} has no attention over instances.")
         weights: list[FloatArray] = []
         for batch, outputs in self._outputs(bags):
             mean = torch.stack([output.attention.double() for output in outputs]).mean(dim=0)
@@ -256,14 +260,14 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def embed(self, bags: Any) -> FloatArray:
         """Return the bags' features z of Eq. 13, (m, L), or (m, members · L) of an ensemble."""
+        self._check_fitted()
+        widths = [net.width for net in members_of(self.network_) if isinstance(net, InstanceNetwork)]
+        if not widths:
+            raise SettingError(f"{self._method_name()} has no features of bags.")
         every = [torch.cat([each.embedding for each in outputs], dim=1) for _, outputs in self._outputs(bags)]
-        widths = [net.get_parameter("head.weight").shape[1] for net in members_of(self.network_)]
         return np.concatenate([np.empty((0, sum(widths))), *(rows.double().cpu().numpy() for rows in every)])
 
     def _outputs(self, bags: Any) -> Iterator[tuple[BagBatch, list[Output]]]:
-        self._check_fitted()
-        if not self.has_attention:
-            raise SettingError(f"{self._method_name()} has no attention over instances.")
         for batch in self._batches(bags):
             yield batch, [net(batch.instances, batch.sizes) for net in members_of(self.network_)]
 
@@ -297,14 +301,17 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._check_fitted()
         own = self.get_params(deep=False)
-        params = {name: plain(value) for name, value in own.items() if name not in ("encoder", "device")}
+        params = {
+            name: portable(plain(value)) for name, value in own.items() if name not in ("encoder", "device")
+        }
         if params.get("training") is not None:
             params["training"] = dataclasses.asdict(params["training"])
         info = {
             "class": type(self).__name__,
             "params": params,
             "custom_encoder": self.encoder is not None,
-            "method": {"name": self._method_name(), **dataclasses.asdict(self.method_)},
+            "custom_aggregator": callable(getattr(self.method_, "aggregator", None)),
+            "method": {"name": self._method_name(), **portable_settings(self.method_)},
             "recipe": {"name": self.recipe, **dataclasses.asdict(self.recipe_)},
             "recipe_version": self.recipe_version_,
             "classes": self.classes_.tolist(),
@@ -319,9 +326,14 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def load(
-        cls: type[Self], folder: str | Path, *, encoder: nn.Module | None = None, device: str = "auto"
+        cls: type[Self],
+        folder: str | Path,
+        *,
+        encoder: nn.Module | None = None,
+        aggregator: MakeModule | None = None,
+        device: str = "auto",
     ) -> Self:
-        """Read a model written by :meth:`save`; a model with its own encoder needs that module again.
+        """Read a model written by :meth:`save`; one with its own encoder or aggregator needs that again.
 
         ``device``: where to predict: auto, cpu or cuda, wherever the model was trained.
         """
@@ -331,18 +343,26 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise SettingError(
                 f"{folder} was trained with an encoder of its own: pass it again, load(…, encoder=module)."
             )
+        own: dict[str, Any] = {}
+        if info.get("custom_aggregator"):
+            if aggregator is None:
+                raise SettingError(
+                    f"{folder} was trained with an aggregator of its own, {info['method']['aggregator']}: "
+                    "pass it again, load(…, aggregator=…)."
+                )
+            own = {"aggregator": aggregator}
         try:
             from mipl.estimators.cdl import stored_classifier  # a subclass of this one
 
             params = without_removed(METHODS[info["method"]["name"]].cls, info["params"])
-            model = stored_classifier(info["class"], {**params, "encoder": encoder, "device": device})
+            model = stored_classifier(info["class"], {**params, **own, "encoder": encoder, "device": device})
             if not isinstance(model, cls):
                 raise SettingError(f"{folder} holds a {info['class']}, not a {cls.__name__}: use mipl.load.")
             model.classes_ = np.array(info["classes"])
             model.feature_shape_ = tuple(int(side) for side in info["feature_shape"])
             model.history_, model.seed_, model.trained_on_ = info["history"], info["seed"], info["trained_on"]
             model.out_of_fold_, model.recipe_version_ = info.get("out_of_fold"), info.get("recipe_version", 1)
-            model.method_ = restored(METHODS[info["method"]["name"]].cls, info["method"])
+            model.method_ = restored(METHODS[info["method"]["name"]].cls, {**info["method"], **own})
             model.recipe_ = restored(Recipe, info["recipe"])
             networks = [
                 model.method_.build(model.feature_shape_, len(model.classes_), copy.deepcopy(encoder))

@@ -25,7 +25,7 @@ from mipl.errors import SettingError, StorageError
 from mipl.estimators import BagClassifier
 from mipl.files import atomic_file
 from mipl.methods.fastmipl import EPS, MixedEffects
-from mipl.nn.attention import DAM, MAM, SAM, Attention
+from mipl.nn.attention import ABMIL, DAM, MAM, SAM, Attention
 from mipl.nn.network import BagNetwork, members_of
 from mipl.nn.pooled import PooledNetwork
 from mipl.seeding import rng_for
@@ -88,6 +88,8 @@ def weigh(attention: Attention, scores: Tensor) -> Tensor:
         return nn.functional.logsigmoid(scores).softmax(dim=0)
     if isinstance(attention, SAM):
         return (scores * attention.scale).softmax(dim=0)
+    if isinstance(attention, ABMIL):
+        return scores.softmax(dim=0)
     assert isinstance(attention, MAM)
     if attention.order == "scores":
         return (zscore(scores, attention.EPS) * attention.scale / attention.tau).softmax(dim=0)
@@ -145,8 +147,11 @@ def export_onnx(classifier: BagClassifier, path: str | Path, seed: int = 0) -> d
     """
     network, name = classifier.network_, classifier._method_name()
     members = members_of(network)
-    if not all(isinstance(net, BagNetwork | PooledNetwork | MixedEffects) for net in members):
-        raise SettingError(f"{name} is not a neural network, so it cannot be exported as ONNX.")
+    if not all(isinstance(net, BagNetwork | PooledNetwork) or type(net) is MixedEffects for net in members):
+        raise SettingError(
+            f"{name} is not a neural network that can be exported as ONNX: one with attention, on pooled "
+            "bags, or of fastmipl."
+        )
     onnx, runtime = _libraries()
     calibration = classifier.calibration_
     scaling = None if calibration is None else calibration.scaling

@@ -88,7 +88,7 @@ class Members(nn.Module):
 def layer_parameters(net: BagNetwork) -> list[nn.Parameter]:
     """Return weights and biases of the linear layers: encoder, gates, score (two layers), head."""
     modules = (net.encoder[0], net.score.gates, net.score.score[0], net.score.score[2], net.head)  # type: ignore[index]
-    return [p for module in modules for p in (module.weight, module.bias)]  # type: ignore[misc]
+    return [p for module in modules for p in (module.weight, module.bias)]  # type: ignore[misc,union-attr]
 
 
 class _Forward(torch.autograd.Function):

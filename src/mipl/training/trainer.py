@@ -15,6 +15,7 @@ from mipl.data.batch import BagLoader
 from mipl.errors import SettingError
 from mipl.methods.base import Method
 from mipl.pseudo_labels import PseudoLabels
+from mipl.registry import portable_settings
 from mipl.training.checkpoint import History, load_checkpoint, save_checkpoint
 from mipl.training.distributed import ProcessGroup, randomness
 from mipl.training.epoch import Loop
@@ -38,7 +39,7 @@ class Training:
         """Return what identifies a training; a checkpoint of another one is refused."""
         return {
             "method": type(self.method).__name__,
-            "hyper-parameters": {**self.method.removed, **dataclasses.asdict(self.method)},
+            "hyper-parameters": {**self.method.removed, **portable_settings(self.method)},
             "recipe": dataclasses.asdict(self.recipe),
             "recipe_version": RECIPE_VERSION,
             "seed": self.seed,
