@@ -9,7 +9,17 @@ import warnings
 def main(argv: list[str] | None = None) -> int:
     """Run ``mipl`` and return its exit code; a user error prints one sentence and returns 2."""
     # importing these modules registers their verbs
-    from mipl.cli import data, experiments, models, paper, serve, show, trust  # noqa: F401
+    from mipl.cli import (  # noqa: F401
+        data,
+        doctor,
+        experiments,
+        models,
+        paper,
+        results,
+        serve,
+        show,
+        trust,
+    )
     from mipl.cli.app import app
     from mipl.errors import MiplError
 
