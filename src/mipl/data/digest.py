@@ -31,4 +31,6 @@ def content_hash(bags: Bags, visit: Callable[[NDArray[Any]], None] | None = None
     for array in (bags.sizes, bags.candidates, bags.labels, bags.weights):
         state.update(str(None if array is None else array.shape).encode())
         state.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
+    if bags.sample_weight is not None:  # so that bags without them keep their digest
+        state.update(b"sample_weight" + np.ascontiguousarray(bags.sample_weight).tobytes())
     return state.hexdigest()

@@ -28,6 +28,7 @@ KINDS = {  # dtype kinds of NumPy: i and u integers, f floats, b booleans, U tex
     "coordinates": "iuf",
     "groups": "U",
     "weights": "f",
+    "sample_weight": "f",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,7 +29,16 @@ from mipl.nn.encoders import Standardize
 from mipl.nn.network import BagNetwork, Ensemble, InstanceNetwork, Output, members_of
 from mipl.registry import plain, portable, portable_settings, restored, settings_of, without_removed
 from mipl.seeding import seed_for
-from mipl.training.checks import Parameters, check_features, check_training, training_summary
+from mipl.training.checks import (
+    Parameters,
+    RandomState,
+    check_features,
+    check_training,
+    drawn_seed,
+    training_summary,
+    with_sample_weight,
+    with_targets,
+)
 from mipl.training.crossfit import mean_log_proba
 from mipl.training.distributed import FabricGroup, ProcessGroup, device_named
 from mipl.training.fit import Build, Fitted, fit_network
@@ -64,7 +74,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         method: str = "sam-cn",
         recipe: str = "stable",
         *,
-        random_state: int | None = 0,
+        random_state: RandomState = 0,
         scale: str = "auto",
         encoder: nn.Module | None = None,
         device: str = "auto",
@@ -127,6 +137,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self: Self,
         bags: Any,
         y: Any = None,
+        sample_weight: Any = None,
         *,
         checkpoint: str | Path | None = None,
         report: Report | None = None,
@@ -135,12 +146,14 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Train on bags with candidate sets and return the classifier.
 
         ``bags``: `Bags`, or a list of arrays (n, …) with ``y`` their candidates: a 0/1 array (m, k), or per
-        bag an iterable of class indices or names. Where `Bags` carry candidate sets these are used and ``y``
-        is not, so that labels given for cross-validation cannot leak into training. ``checkpoint``: a folder
-        that the state is written to after each epoch, and that training resumes from. ``fabric``: a launched
-        Lightning Fabric, whose processes train the model together (docs/speed.md).
+        bag an iterable of names or integers, of which those that occur are the classes. Where `Bags` carry
+        candidate sets these are used and ``y`` is not, so that labels given for cross-validation cannot leak
+        into training. ``sample_weight``: weights (m,) of the bags in the loss, of any scale; they affect
+        neither class balancing nor the temperature. ``checkpoint``: a folder that the state is written to
+        after each epoch, and that training resumes from. ``fabric``: a launched Lightning Fabric, whose
+        processes train the model together (docs/speed.md).
         """
-        bags, method, recipe, seed, build = self._begin(bags, y)
+        bags, method, recipe, seed, build = self._begin(bags, y, sample_weight)
         shown = self.verbose and report is None and (fabric is None or fabric.is_global_zero)
         with progress_bar("training", recipe.epochs, shown) as bar:
             fitted = fit_network(
@@ -155,13 +168,13 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         return self._end(bags, method, seed, fitted)
 
-    def _begin(self, bags: Any, y: Any) -> tuple[Bags, Method, Recipe, int, Build]:
+    def _begin(self, bags: Any, y: Any, sample_weight: Any) -> tuple[Bags, Method, Recipe, int, Build]:
         """Return the bags, method, recipe, seed, and a function that builds a network from a seed."""
-        carried = isinstance(bags, Bags) and bags.candidates is not None
-        bags = as_bags(bags, None if carried else y)
+        bags = with_sample_weight(with_targets(bags, y), sample_weight)
         method, recipe = self.parts(bags.provenance)
         check_training(bags)
-        given = Parameters(**{name: getattr(self, name) for name in settings_of(Parameters)})
+        params = {name: getattr(self, name) for name in settings_of(Parameters)}
+        given = Parameters(**{**params, "random_state": drawn_seed(self.random_state)})
         seed = int.from_bytes(os.urandom(4), "big") if given.random_state is None else given.random_state
 
         def build(seed: int, like: nn.Module | None) -> nn.Module:
@@ -190,6 +203,20 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             scaling, self.out_of_fold_ = fitted.out_of_fold.scaling, fitted.out_of_fold.quality
             self.calibration_ = Calibration("candidates", bags.content_digest(), len(bags), scaling, None)
         return self
+
+    @property
+    def n_features_in_(self) -> int:
+        """The number of values of an instance."""
+        self._check_fitted()
+        return math.prod(self.feature_shape_)
+
+    @property
+    def feature_names_in_(self) -> NDArray[Any]:
+        """The names of the features, where the training bags had them."""
+        self._check_fitted()
+        if "feature_names" not in self.trained_on_:
+            raise AttributeError("The bags that this classifier was trained on have no names of features.")
+        return np.array(self.trained_on_["feature_names"], dtype=object)
 
     # ---- prediction --------------------------------------------------------------------------------
 
@@ -301,6 +328,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._check_fitted()
         own = self.get_params(deep=False)
+        own["random_state"] = drawn_seed(self.random_state, self.seed_)
         params = {
             name: portable(plain(value)) for name, value in own.items() if name not in ("encoder", "device")
         }

@@ -13,6 +13,7 @@ from mipl.methods.cdl import CDL
 from mipl.nn.aggregators import AggregatorName, MakeModule
 from mipl.nn.attention import AttentionName
 from mipl.registry import restored, settings_of
+from mipl.training.checks import RandomState
 from mipl.training.recipe import Recipe
 
 
@@ -42,7 +43,7 @@ class CDLClassifier(BagClassifier):
         lr: initial learning rate.
         weight_decay: weight decay; by default chosen by out-of-fold likelihood.
         ensemble: number of networks, 1 or at least 3; 1 trains a single network, not calibrated.
-        random_state: seed of training; None: another one each time.
+        random_state: seed of training; None: another one each time; of a NumPy generator one is drawn.
         scale: ``"auto"`` standardises features that come as vectors, ``"none"`` does not.
         encoder: a module from instances (N, …) to vectors (N, L) in place of the built-in encoder.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
@@ -76,7 +77,7 @@ class CDLClassifier(BagClassifier):
         lr: float | None = None,
         weight_decay: float | None = None,
         ensemble: int | None = None,
-        random_state: int | None = 0,
+        random_state: RandomState = 0,
         scale: Literal["auto", "none"] = "auto",
         encoder: nn.Module | None = None,
         device: str = "auto",

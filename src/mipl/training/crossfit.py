@@ -228,6 +228,8 @@ def train_stacked(
         None if initial is None else initial.to(device).flatten(0, 1),
         members,
     )
+    if bags.sample_weight is not None:
+        table.importance = torch.tensor(bags.sample_weight, device=device).float().repeat(members)
     share_of = {id(p): share for share, parameters in recipe.shares(nets[0]) for p in parameters}
     stacked = zip(layer_parameters(own[0]), net.stacked, strict=True)
     parameters = FlatParameters([(share_of[id(p)], [rows]) for p, rows in stacked], members=members)

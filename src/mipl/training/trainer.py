@@ -59,7 +59,10 @@ class Training:
         """Return the initial weights of this process's bags."""
         loader = self.loader(bags)
         initial = None if bags.weights is None else loader.local_rows(bags.weights)
-        return self.method.table(loader.local_rows(bags.candidate_sets), initial)
+        table = self.method.table(loader.local_rows(bags.candidate_sets), initial)
+        if bags.sample_weight is not None:
+            table.importance = loader.local_rows(bags.sample_weight).float()
+        return table
 
     def run(
         self,
