@@ -145,22 +145,22 @@ def label_array(labels: Any, classes: Classes, ids: Sequence[str]) -> IntArray:
 
 def class_index(entry: Any, classes: Classes, bag: str) -> int:
     """Return the column of a class, given by name (str) or index (int); of integer classes, by its value."""
-    entry = _plain(entry, bag)
-    if isinstance(entry, str):
-        if entry in classes:
-            return classes.index(entry)
+    given = _plain(entry, bag)
+    if isinstance(given, str):
+        if given in classes:
+            return classes.index(given)
         raise DataError(
-            f"Bag '{bag}' names the class '{entry}', which is not among the classes.{suggest(entry, classes)}"
+            f"Bag '{bag}' names the class '{given}', which is not among the classes.{suggest(given, classes)}"
         )
-    if 0 <= entry < len(classes) and classes[entry] == entry:
-        return entry
+    if 0 <= given < len(classes) and classes[given] == given:
+        return given
     if classes and isinstance(classes[0], int) and classes != tuple(range(len(classes))):
-        if entry in classes:
-            return classes.index(entry)
-        raise DataError(f"Bag '{bag}' has the class {entry}, which is not among {listed(classes)}.")
-    if 0 <= entry < len(classes):
-        return entry
-    raise DataError(f"Bag '{bag}' has the class {entry!r}: an index must be from 0 to {len(classes) - 1}.")
+        if given in classes:
+            return classes.index(given)
+        raise DataError(f"Bag '{bag}' has the class {given}, which is not among {listed(classes)}.")
+    if 0 <= given < len(classes):
+        return given
+    raise DataError(f"Bag '{bag}' has the class {given!r}: an index must be from 0 to {len(classes) - 1}.")
 
 
 def add_false_positives(labels: IntArray, k: int, r: int, *seed: str | int) -> BoolArray:

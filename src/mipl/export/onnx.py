@@ -46,6 +46,7 @@ class OneBag(nn.Module):
         super().__init__()
         self.network = network
         self.scaled = scaling is not None
+        self.uniform = 0.0 if scaling is None else scaling.uniform
         ones, zeros = (1.0,) * k, (0.0,) * k
         self.register_buffer("weight", torch.tensor(ones if scaling is None else scaling.weight))
         self.register_buffer("bias", torch.tensor(zeros if scaling is None else scaling.bias))
@@ -57,6 +58,7 @@ class OneBag(nn.Module):
         if self.scaled:
             logs = torch.stack([logits.log_softmax(dim=0) for logits, *_ in members]).logsumexp(dim=0)
             p = ((logs - math.log(len(members))).clamp(min=FLOOR) * self.weight + self.bias).softmax(dim=0)
+            p = (1 - self.uniform) * p + self.uniform / len(p)
         if len(members[0]) == 1:
             return (p,)
         return p, torch.stack([attention for _, attention in members]).mean(dim=0)
