@@ -39,8 +39,8 @@ def test_any_integers_are_classes(gaussian, tmp_path):
 
 
 def test_equal_sample_weights_change_nothing_and_others_do(gaussian):
-    for settings in ({}, {"method": "sam-cn", "ensemble": 3}, {"method": "sam-cn", "ensemble": 1}):
-        plain = make_classifier(**{"method": "rc", "epochs": 2, **settings})
+    for name, ensemble in (("rc", 1), ("sam-cn", 3), ("sam-cn", 1)):
+        plain = make_classifier(name, epochs=2, ensemble=ensemble)
         one = plain.fit(gaussian).predict_proba(gaussian)
         same = clone(plain).fit(gaussian, sample_weight=np.full(len(gaussian), 5.0)).predict_proba(gaussian)
         np.testing.assert_allclose(one, same, atol=1e-6)
@@ -101,7 +101,7 @@ def test_folds_keep_the_groups_of_bags_together(gaussian):
 def test_estimators_are_cloned_searched_and_know_when_they_are_fitted(gaussian):
     model = small()
     assert is_classifier(model)
-    with pytest.raises(Exception, match="not trained yet"):
+    with pytest.raises(Exception, match="not fitted yet"):
         check_is_fitted(model)
     before = model.get_params()
     assert model.fit(gaussian) is model

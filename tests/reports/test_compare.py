@@ -9,6 +9,7 @@ from scipy.special import softmax
 from scipy.stats import t as student
 
 from cli.command import run
+from mipl import make_classifier
 from mipl.data.benchmarks import gaussian_bags
 from mipl.data.splits import split_digest, stratified_split
 from mipl.errors import DataError, SettingError
@@ -17,6 +18,7 @@ from mipl.metrics import evaluate
 from mipl.metrics.statistics import corrected_difference, holm
 from mipl.records.spec import RunSpec
 from mipl.records.store import Store
+from mipl.registry import active_settings
 from mipl.reports.compare import as_json_values, compare, write_page
 from mipl.training.recipe import RECIPE_VERSION
 
@@ -34,8 +36,10 @@ def predictions(split, skill, seed):
 
 def put(folder, method, split, skill, dataset="made-up"):
     train, test, p = predictions(split, skill, len(method))
+    settings, recipe = make_classifier(method).parts()
+    own, common = active_settings(settings), active_settings(recipe.in_effect(vectors=True))
     spec = RunSpec(
-        dataset, None, BAGS.digest(), method, "stable", {}, {"epochs": 1}, split, "stratified", 0,
+        dataset, None, BAGS.digest(), method, "stable", own, common, split, "stratified", 0,
         split_digest=split_digest(BAGS, (train, test)), recipe_version=RECIPE_VERSION,
     )  # fmt: skip
     info = {

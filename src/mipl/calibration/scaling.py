@@ -202,7 +202,7 @@ def _sharpness(z: Floats, sets: Bools) -> float:
 
 
 def _vector_loss(
-    values: Floats, z: Floats, sets: Bools, sharpness: float, strength: float
+    values: Floats, z: Floats, sets: Bools, sharpness: float, strength: float = 1.0
 ) -> tuple[float, Floats]:
     """Return the penalised loss and its gradient (2k,); the gradient of a bag's scores is p − p̃."""
     weight, bias = np.split(values, 2)

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.fft import dct, idct
-from scipy.optimize import minimize_scalar
 
 from mipl.errors import SettingError
 from mipl.metrics._inputs import Floats, Ints, checked, top_label
@@ -36,6 +34,8 @@ def smooth_calibration_error(probabilities: npt.ArrayLike, labels: npt.ArrayLike
         probabilities: (m, k) with rows that sum to 1.
         labels: column indices (m,).
     """
+    from scipy.fft import dct, idct  # when needed: importing the metrics brings NumPy alone
+
     confidence, correct = top_label(probabilities, labels)
     place = np.clip(confidence, 0, 1) * GRID - 0.5  # between the centres of cells
     low = np.clip(np.floor(place).astype(np.int64), 0, GRID - 2)
@@ -119,6 +119,8 @@ def log_score_split(
 
 def _sharpness(z: Floats, y: Ints) -> float:
     """Return 1/T of the maximum likelihood, within [1/100, 100]; the loss is convex in it."""
+    from scipy.optimize import minimize_scalar
+
     rows = np.arange(len(y))
 
     def loss(log_sharpness: float) -> float:

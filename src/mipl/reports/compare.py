@@ -215,7 +215,7 @@ def _rankings(by_data: Mapping[Block, Scores]) -> tuple[list[Ranking], list[str]
     methods = sorted({name for scores in by_data.values() for runs in scores.values() for name in runs})
     blocks: list[list[Mapping[str, Record]]] = []  # each with the runs that are averaged
     for scores in by_data.values():
-        complete = [runs for runs in scores.values() if len(runs) == len(methods)]
+        complete: list[Mapping[str, Record]] = [r for r in scores.values() if len(r) == len(methods)]
         blocks += [complete] if complete and len(by_data) > 1 else [[runs] for runs in complete]
     if len(methods) < 3 or len(blocks) < 2:
         return [], [

@@ -98,8 +98,8 @@ def read_tidy(path: Path, *, ignore: Iterable[str] = (), missing_truth: bool = F
 
 
 def _is_partial_label(header: Sequence[str]) -> bool:
-    """Return whether a table without bag ids has candidates, and no column that may be a misspelt id."""
-    return "candidates" in header and not any(near_miss(name, IDS) for name in header)
+    """Return whether a table has candidates, but neither bag ids nor a column that may be a misspelt one."""
+    return "candidates" in header and not any(name in IDS or near_miss(name, IDS) for name in header)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ class _Rows:
     def of(cls, path: Path, columns: dict[str, Any]) -> _Rows:
         """Group the rows by the column of bag ids; without one, every row is a bag."""
         header = list(columns)
-        if one_column(path, header, IDS) is None and _is_partial_label(header):
+        if _is_partial_label(header):
             return cls._single(path, columns)
         bag, ids = _encode(columns[needed_column(path, header, IDS)])
         if not ids:
@@ -250,7 +250,8 @@ def _columns(path: Path, ignore: Sequence[str]) -> dict[str, Any]:
 
 def _kept(path: Path, header: Sequence[str], ignore: Sequence[str]) -> list[str]:
     check_not_predictions(path, header)
-    needed_column(path, header, IDS)
+    if not _is_partial_label(header):
+        needed_column(path, header, IDS)
     return without(path, header, ignore)
 
 
