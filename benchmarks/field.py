@@ -1,8 +1,8 @@
 """Other methods of the field beside the default: python benchmarks/field.py --raw FOLDER --store DIR
 
 FOLDER has the raw files of the data sets (hja-birdsong, crc-tiles, birdsong-partial). Runs that have a record
-in DIR, or in results/field, are not repeated, so that the command can be stopped and repeated; bags that were
-built are read from beside DIR.
+in DIR, in results/field or in results/records are not repeated, so that the command can be stopped and
+repeated; bags that were built are read from beside DIR.
 
 1. Aggregators: SAM, ABMIL (plain and gated), TransMIL and DSMIL with MDL and CDL-CN, one network each.
 2. UAMIPL, as its paper defines it and as its authors' script computes it, beside FastMIPL.
@@ -36,6 +36,7 @@ from pages import filled
 
 REPO = Path(__file__).resolve().parents[1]
 PACK, PAGE = REPO / "results" / "field", REPO / "results" / "field.md"
+DEFAULTS = REPO / "results" / "records"  # the runs of benchmarks/defaults.py
 SPLITS = (1, 2, 3)
 BIRDSONG = Case("birdsong-mipl", 1, "hja-birdsong", SPLITS, {"sam-cn": 0.0}, 0.0)
 PATCHES = Case("crc5-lite0-16", None, "crc-tiles", SPLITS, {"sam-cn": 0.0}, 0.0)
@@ -155,14 +156,16 @@ def main() -> None:
     parser.add_argument("--pages", action="store_true", help="make no run, only write the page")
     given = parser.parse_args()
     opened: dict[str, Bags] = {}
-    known = {record.info["hash"]: record for record in Store(PACK) if is_present(record)}
+    packs = (*Store(DEFAULTS), *Store(PACK))
+    known = {record.info["hash"]: record for record in packs if is_present(record)}
     plan = {name: list(planned(name, given.raw, given.store, opened)) for name in TABLES}
     for name in given.only or list(TABLES):
         jobs = [job for _, _, some in plan[name] for job in some if job.spec.hash not in known]
         for job, reason in [] if given.pages else run_jobs(jobs, "local", given.jobs):
             print(f"{job.title} failed: {reason}")
     known |= {record.info["hash"]: record for record in Store(given.store) if is_present(record)}
-    write_pack(known.values(), PACK)
+    wanted = {job.spec.hash for some in plan.values() for *_, jobs in some for job in jobs}
+    write_pack([known[name] for name in sorted(wanted & known.keys())], PACK)
     tables = {}
     for name, some in plan.items():
         lines = [

@@ -119,8 +119,13 @@ def compare(
     by_data: dict[Block, Scores] = {}
     for block, runs in grouped.items():
         by_data.setdefault(block[:-1], {})[block] = runs
-    datasets = [_dataset(data, scores, reference) for data, scores in by_data.items()]
-    rankings, more = _rankings(by_data)
+    several = [
+        data for data, scores in by_data.items() if len({n for runs in scores.values() for n in runs}) > 1
+    ]
+    if len(several) < len(by_data):
+        notes.append(f"{len(by_data) - len(several)} data sets with runs of one method only are left out.")
+    datasets = [_dataset(data, by_data[data], reference) for data in several]
+    rankings, more = _rankings(by_data, reference)
     return Comparison(reference, datasets, rankings, notes + more)
 
 
@@ -210,34 +215,39 @@ def _differences(name: str, reference: str, scores: Scores) -> dict[str, PairedD
     }
 
 
-def _rankings(by_data: Mapping[Block, Scores]) -> tuple[list[Ranking], list[str]]:
-    """Return Friedman's tests over data sets, or over the splits of a single one, and notes on them."""
-    methods = sorted({name for scores in by_data.values() for runs in scores.values() for name in runs})
-    blocks: list[list[Mapping[str, Record]]] = []  # each with the runs that are averaged
-    for scores in by_data.values():
-        complete: list[Mapping[str, Record]] = [r for r in scores.values() if len(r) == len(methods)]
-        blocks += [complete] if complete and len(by_data) > 1 else [[runs] for runs in complete]
+def _rankings(by_data: Mapping[Block, Scores], reference: str) -> tuple[list[Ranking], list[str]]:
+    """Return Friedman's tests over data sets, or over the splits of a single one, and notes on them.
+
+    Ranked are the methods that have runs on every data set on which the reference has some.
+    """
+    present = {data: {name for runs in scores.values() for name in runs} for data, scores in by_data.items()}
+    chosen = [data for data, names in present.items() if reference in names and len(names) > 1]
+    if not chosen:
+        return [], [f"No method is ranked: none has runs on the data sets of {reference}."]
+    methods = sorted(set.intersection(*(present[data] for data in chosen)))
+    complete = [[runs for runs in by_data[data].values() if runs.keys() >= set(methods)] for data in chosen]
+    several = len(chosen) > 1
+    blocks = [runs for runs in complete if runs] if several else [[runs] for runs in complete[0]]
     if len(methods) < 3 or len(blocks) < 2:
         return [], [
-            f"Ranks need at least three methods on two data sets or splits: {len(methods)} methods have "
-            f"{len(blocks)} in common."
+            "Ranks need at least three methods on two data sets or splits: "
+            f"{listed(methods)} have {len(blocks)} in common."
         ]
-    kind = "data sets" if len(by_data) > 1 else "splits"
     rankings = []
     for metric, (_, higher, _, _) in METRICS.items():
         table = [[np.mean([r[name].metrics[metric] for r in block]) for name in methods] for block in blocks]
         test = friedman(table, higher_is_better=higher)
         difference = critical_difference(len(methods), len(blocks))
-        rankings.append(Ranking(metric, methods, f"{len(blocks)} {kind}", test, difference))
+        over = f"{len(blocks)} {'data sets' if several else 'splits'}"
+        rankings.append(Ranking(metric, methods, over, test, difference))
     notes = []
-    if kind == "splits":
+    if not several:
         notes.append(
             "Ranks are over the splits of one data set, which share bags: Friedman's and Nemenyi's tests "
             "then find differences too easily. Rely on the corrected intervals, or add data sets."
         )
-    left_out = len(by_data) - len(blocks) if kind == "data sets" else 0
-    if left_out:
-        notes.append(f"{left_out} data sets without runs of all methods are not ranked.")
+    if others := sorted(set().union(*present.values()) - set(methods)):
+        notes.append(f"Not ranked, for lack of runs on the data sets of {reference}: {listed(others)}.")
     return rankings, notes
 
 
