@@ -34,9 +34,9 @@ def predictions(split, skill, seed):
     return train, test, softmax(z, axis=1)
 
 
-def put(folder, method, split, skill, dataset="made-up"):
+def put(folder, method, split, skill, dataset="made-up", given=None):
     train, test, p = predictions(split, skill, len(method))
-    settings, recipe = make_classifier(method).parts()
+    settings, recipe = make_classifier(method, **(given or {})).parts()
     own, common = active_settings(settings), active_settings(recipe.in_effect(vectors=True))
     spec = RunSpec(
         dataset, None, BAGS.digest(), method, "stable", own, common, split, "stratified", 0,
@@ -46,7 +46,7 @@ def put(folder, method, split, skill, dataset="made-up"):
         "metrics": evaluate(p, BAGS.labels[test]),
         "data": {"train_bags": len(train), "test_bags": len(test)},
         "seconds": {"fit": 1.0},
-        "given": {},
+        "given": given or {},
     }
     arrays = {"ids": BAGS.ids[test], "probabilities": p.astype(np.float32), "labels": BAGS.labels[test]}
     Store(folder).put(spec, info, {**arrays, "classes": np.array([str(c) for c in BAGS.classes])})
@@ -114,6 +114,29 @@ def test_ranks_are_over_data_sets_where_there_are_several(folder):
     assert found.rankings[0].over == "3 data sets"
     assert found.reference == "sam-cn"
     assert len(found.datasets) == 3
+
+
+def test_settings_are_named_where_runs_differ_in_them(tmp_path):
+    for split in (1, 2):
+        put(tmp_path, "sam-cn", split, 2.0, given={"epochs": 5, "ensemble": 1})
+        put(tmp_path, "sam-cn", split, 2.0, given={"epochs": 5, "ensemble": 3})
+        put(tmp_path, "rc", split, 1.0, given={"epochs": 5})
+    found = compare(Store(tmp_path), "rc")
+    names = {row.method for row in found.datasets[0].rows}
+    assert names == {"sam-cn (ensemble=1)", "sam-cn (ensemble=3)", "rc"}
+    assert "All runs have epochs=5." in found.notes
+    with pytest.raises(DataError, match="No run is of the method 'sam-cn'"):
+        compare(Store(tmp_path), "sam-cn")  # which of the two?
+
+
+def test_methods_and_data_sets_without_a_counterpart_are_named(folder):
+    put(folder, "sam-cn", 1, 1.0, "alone")
+    put(folder, "sam-cn", 1, 1.0, "second")
+    put(folder, "proden", 1, 1.0, "second")
+    found = compare(Store(folder), "sam-cn")
+    assert len(found.datasets) == 2
+    assert "1 data sets with runs of one method only are left out." in found.notes
+    assert found.rankings == []  # two methods on two data sets
 
 
 def test_nothing_to_compare_is_said(folder, tmp_path):

@@ -101,7 +101,10 @@ def compare(
     notes = []
     if len(present) < len(every):
         notes.append(f"{len(every) - len(present)} runs of earlier versions of the recipe are left out.")
-    grouped = _grouped(present)
+    common = common_settings(present)
+    if common:
+        notes.append(f"All runs have {', '.join(f'{name}={value}' for name, value in common.items())}.")
+    grouped = _grouped(present, common)
     methods = list(dict.fromkeys(name for runs in grouped.values() for name in runs))
     if len(methods) < 2 or not any(len(runs) > 1 for runs in grouped.values()):
         raise DataError(
@@ -114,6 +117,9 @@ def compare(
             for name in methods
         }
         reference = max(methods, key=lambda name: means[name])
+    alike = [name for name in methods if name.partition(" (")[0] == reference]
+    if reference not in methods and len(alike) == 1:
+        reference = alike[0]  # its settings need not be written
     if reference not in methods:
         raise DataError(f"No run is of the method '{reference}'.{suggest(reference, methods)}")
     by_data: dict[Block, Scores] = {}
@@ -129,31 +135,42 @@ def compare(
     return Comparison(reference, datasets, rankings, notes + more)
 
 
-def label(record: Record) -> str:
-    """Return the name of a run's method, with the settings that were given and seeds other than 0."""
+def settings_of(record: Record) -> dict[str, str]:
+    """Return the settings that were given to a run, a seed other than 0 and a recipe other than stable."""
     spec, given = record.spec, dict(record.info.get("given", {}))
     if spec["seed"]:
         given["seed"] = spec["seed"]
-    if spec["recipe"] not in ("stable", "external"):
+    if spec["recipe"] != "stable" and not record.is_external:
         given["recipe"] = spec["recipe"]
-    settings = ", ".join(f"{name}={value}" for name, value in sorted(given.items()))
-    return str(spec["method"]) + (f" ({settings})" if settings else "")
+    return {name: str(value) for name, value in sorted(given.items())}
 
 
-def _grouped(records: Sequence[Record]) -> Scores:
+def common_settings(records: Sequence[Record]) -> dict[str, str]:
+    """Return the settings that all runs have in common; predictions of other tools have none."""
+    own = [settings_of(record).items() for record in records if not record.is_external]
+    return dict(sorted(set(own[0]).intersection(*own))) if own else {}
+
+
+def label(record: Record, common: Mapping[str, str]) -> str:
+    """Return the name of a run's method, with its settings but for the common ones."""
+    own = [f"{name}={value}" for name, value in settings_of(record).items() if common.get(name) != value]
+    return str(record.spec["method"]) + (f" ({', '.join(own)})" if own else "")
+
+
+def _grouped(records: Sequence[Record], common: Mapping[str, str]) -> Scores:
     """Return the runs by split, after a check that those of a split have the same test bags."""
     grouped: Scores = {}
-    for record in sorted(records, key=lambda each: (each.spec["split"], label(each))):
+    for record in sorted(records, key=lambda each: (each.spec["split"], label(each, common))):
         spec = record.spec
         data = (spec["dataset"], spec["r"], spec["data_digest"], spec["splits"], record.share)
         runs = grouped.setdefault((*data, (spec["split"], spec.get("split_digest", ""))), {})
         first = next(iter(runs.values()), record)
         if sorted(first.arrays["ids"].tolist()) != sorted(record.arrays["ids"].tolist()):
             raise DataError(
-                f"{label(first)} and {label(record)} have other test bags in split {spec['split']} of "
+                f"{label(first, common)} and {label(record, common)} have other test bags in split {spec['split']} of "
                 f"{spec['dataset']}: they cannot be compared."
             )
-        runs[label(record)] = record
+        runs[label(record, common)] = record
     return grouped
 
 
