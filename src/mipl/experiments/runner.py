@@ -75,7 +75,7 @@ class Job:
         classifier = self.classifier()
         method, recipe = classifier.parts(self.provenance)
         for extra in {"features", "attention", "cost"} & set(self.extras):
-            if not isinstance(method, AttentionMethod):
+            if not isinstance(method, AttentionMethod) or method.aggregator != "attention":
                 raise SettingError(f"{self.method} has no attention over instances: leave '{extra}' out.")
         return RunSpec(
             dataset=self.source.name,

@@ -25,6 +25,7 @@ from mipl.errors import SettingError, StorageError
 from mipl.estimators import BagClassifier
 from mipl.files import atomic_file
 from mipl.methods.fastmipl import EPS, MixedEffects
+from mipl.methods.uamipl import EvidentialEffects
 from mipl.nn.attention import ABMIL, DAM, MAM, SAM, Attention
 from mipl.nn.network import BagNetwork, members_of
 from mipl.nn.pooled import PooledNetwork
@@ -125,8 +126,12 @@ def mixed(net: MixedEffects, instances: Tensor) -> Tensor:
     h = net.encoder(net.scaling(instances))  # (n, L)
     beta_u, beta_z = net.mean[:, : net.width], net.mean[:, net.width :]  # (k, L) each
     rms = beta_z.square().mean(dim=1).add(EPS).sqrt()  # (k,)
-    weights, values = (h @ beta_u.T).softmax(dim=0), h @ beta_z.T / rms  # (n, k)
-    logits: Tensor = rms * ((weights * values).sum(dim=0) - net.shift) / net.scale + net.fixed
+    scores, values = h @ beta_u.T, h @ beta_z.T / rms  # (n, k)
+    effects = (scores.softmax(dim=0) * values).sum(dim=0)
+    if isinstance(net, EvidentialEffects):
+        reliability = 1 - net.within_bounds(net.uncertainty(scores, len(net.mean)))
+        effects = (1 - net.share) * effects + net.share * (reliability * values).sum(dim=0)
+    logits: Tensor = rms * (effects - net.shift) / net.scale + net.fixed
     return logits
 
 
@@ -149,10 +154,10 @@ def export_onnx(classifier: BagClassifier, path: str | Path, seed: int = 0) -> d
     """
     network, name = classifier.network_, classifier._method_name()
     members = members_of(network)
-    if not all(isinstance(net, BagNetwork | PooledNetwork) or type(net) is MixedEffects for net in members):
+    if not all(isinstance(net, BagNetwork | PooledNetwork | MixedEffects) for net in members):
         raise SettingError(
             f"{name} is not a neural network that can be exported as ONNX: one with attention, on pooled "
-            "bags, or of fastmipl."
+            "bags, or of fastmipl or uamipl."
         )
     onnx, runtime = _libraries()
     calibration = classifier.calibration_

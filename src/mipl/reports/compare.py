@@ -167,8 +167,8 @@ def _grouped(records: Sequence[Record], common: Mapping[str, str]) -> Scores:
         first = next(iter(runs.values()), record)
         if sorted(first.arrays["ids"].tolist()) != sorted(record.arrays["ids"].tolist()):
             raise DataError(
-                f"{label(first, common)} and {label(record, common)} have other test bags in split {spec['split']} of "
-                f"{spec['dataset']}: they cannot be compared."
+                f"{label(first, common)} and {label(record, common)} have other test bags in split "
+                f"{spec['split']} of {spec['dataset']}: they cannot be compared."
             )
         runs[label(record, common)] = record
     return grouped
