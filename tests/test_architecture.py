@@ -40,9 +40,12 @@ MAY_KNOW = {
     "explain": {"data", "estimators", "reports"},
     "export": {"data", "nn", "methods", "estimators", "calibration", "metrics"},
     "serve": {"data", "estimators", "calibration", "triage", "metrics"},
+    "testing": {"data", "methods", "estimators"},
+    "doctor": {"data", "methods", "estimators"},
     "cli": {
         "annotators",
         "data",
+        "doctor",
         "methods",
         "training",
         "estimators",

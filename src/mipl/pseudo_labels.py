@@ -45,6 +45,7 @@ class PseudoLabels:
         uniform = candidates / candidates.sum(dim=1, keepdim=True)
         self.weights = uniform if initial is None else initial.detach().to(uniform, copy=True)  # (m, k)
         self.log_prior = None if initial is None else self.weights.log()  # (m, k)
+        self.importance: Tensor | None = None  # (m,) weight of each bag in the loss; none: all alike
         self.memory: dict[str, Tensor] = {}  # further state per bag or member; saved in checkpoints
         self._trust, self._members, self.estimated = trust, members, trust == "estimate"
         if trust != 1.0:
@@ -103,6 +104,7 @@ class PseudoLabels:
         own = PseudoLabels(self.candidates[index], trust=self._trust)
         own.weights = self.weights[index].clone()
         own.log_prior = None if self.log_prior is None else self.log_prior[index].clone()
+        own.importance = None if self.importance is None else self.importance[index]
         own.memory |= {name: value[member : member + 1].clone() for name, value in self.memory.items()}
         return own
 

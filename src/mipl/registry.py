@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import contextlib
 import dataclasses
 import functools
@@ -73,6 +74,9 @@ def checked(cls: Any, name: str, value: Any) -> Any:
         elif kind is int:
             if number and isinstance(value, int):
                 return value
+        elif typing.get_origin(kind) is collections.abc.Callable:
+            if callable(value):
+                return value
         elif isinstance(value, kind):
             return value
     *most, last = [text for kind in _kinds(cls, name) for text in _allowed(kind, within)]
@@ -99,6 +103,8 @@ def _allowed(kind: Any, within: str) -> list[str]:
     """Describe the valid values of a type and an interval."""
     if typing.get_origin(kind) is typing.Literal:
         return [repr(word) for word in typing.get_args(kind)]
+    if typing.get_origin(kind) is collections.abc.Callable:
+        return ["a class or function"]
     if kind not in (int, float):
         return {types.NoneType: ["None"], bool: ["True", "False"], str: ["a string"]}.get(
             kind, [f"a {kind.__module__.split('.')[0]} {kind.__name__}"]
@@ -113,10 +119,23 @@ def _allowed(kind: Any, within: str) -> list[str]:
 def active_settings(settings: Any) -> dict[str, Any]:
     """Return the settings that identify a run: all but those that have no effect."""
     return dict(settings.removed) | {
-        name: getattr(settings, name)
+        name: portable(getattr(settings, name))
         for name, field in settings_of(type(settings)).items()
         if getattr(settings, name) != field.metadata.get("idle", dataclasses.MISSING)
     }
+
+
+def portable(value: Any) -> Any:
+    """Return the value of a setting as JSON can store it: of a class or function, its module and name."""
+    if not callable(value):
+        return value
+    kind = value if hasattr(value, "__qualname__") else type(value)  # functools.partial has no name
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def portable_settings(settings: Any) -> dict[str, Any]:
+    """Return all settings of a dataclass by name, as JSON can store them."""
+    return {name: portable(value) for name, value in dataclasses.asdict(settings).items()}
 
 
 def restored(cls: type[T], stored: Mapping[str, Any]) -> T:

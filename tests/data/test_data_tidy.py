@@ -407,3 +407,21 @@ def test_what_a_csv_writer_writes_is_read_as_a_loop_reads_it(folder, rows, end):
     assert bags.ids.tolist() == list(dict.fromkeys(bag for bag, _, _ in rows))
     for bag in bags:
         assert bag.instances.tolist() == [[a, b] for name, a, b in rows if name == bag.id]
+
+
+def test_rows_without_bag_ids_are_bags_of_one_instance(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("a,b,candidates,label\n1,2,x|y,x\n3,4,y,y\n5,6,x,x\n", encoding="utf-8")
+    bags = read_tidy(path)
+    assert bags.sizes.tolist() == [1, 1, 1]
+    assert bags.ids.tolist() == ["1", "2", "3"]
+    assert bags.instances.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert bags.candidates.tolist() == [[True, True], [False, True], [True, False]]
+    assert bags.feature_names == ("a", "b")
+
+
+def test_a_misspelt_bag_id_is_not_taken_for_bags_of_one_instance(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("bagid,b,candidates\n1,2,x|y\n1,4,y\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"no column 'bag_id'.*Rename 'bagid'"):
+        read_tidy(path)

@@ -188,3 +188,17 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
     with pytest.raises(SettingError, match=r"pip install 'mipl\[onnx\]'"):
         export_onnx(fitted("proden"), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_reliability_of_uamipl_is_in_the_graph():
+    model = make_classifier("uamipl", epochs=4, mix_after=1, threshold=0.0, reliability=0.5)
+    model.fit(gaussian_bags(bags=30, k=3))
+    assert float(model.network_.share) > 0
+    check_in_torch(model)
+
+
+def test_smoothing_is_in_the_graph():
+    model = copy.copy(fitted("sam-cn"))
+    scaling = Scaling("smoothed", (2.0,) * 3, (0.0,) * 3, 0.25)
+    model.calibration_ = Calibration("labels", "none", 9, scaling, None)
+    check_in_torch(model)

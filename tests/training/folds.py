@@ -8,7 +8,7 @@ from mipl.training.trainer import Training
 
 def cross_fitted(model, bags):
     """Return the members that are cross-fitted for a model, and which bags each learns from (e, m)."""
-    bags, method, recipe, seed, build = model._begin(bags, None)
+    bags, method, recipe, seed, build = model._begin(bags, None, None)
     training = Training(method, recipe, seed, ProcessGroup())
     build = _reducing(build, bags, recipe.components, training.group.device)
     template = build(seed, None)

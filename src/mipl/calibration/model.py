@@ -85,7 +85,7 @@ def calibrate(
         model: A trained classifier; an earlier calibration is replaced.
         bags: Bags that the model was not trained on.
         by: Calibrate by the true ``labels``, or by the ``candidates`` alone.
-        kind: ``temperature``, ``vector`` or ``none``.
+        kind: ``temperature``, ``smoothed``, ``vector``, ``structured`` or ``none``.
         set_share: Fraction of the bags, drawn at random, that is reserved for prediction sets. Bags used for
             the scaling would look better than new ones. One bag per group (patient) is scored.
         candidate: Which candidate replaces the true label in the scores (worst, drawn or best); see

@@ -1,5 +1,10 @@
 """Temperature and vector scaling of log-probabilities, by maximum likelihood.
 
+Kinds: ``temperature``; ``smoothed``, a temperature and then a small share of the uniform distribution
+(Laplace smoothing), so that no class has the probability 0; ``vector``, a weight and a bias per class;
+``structured``, the same with the penalty of Berta, Holzmüller, Jordan and Bach (Structured matrix scaling for
+multi-class calibration, AISTATS 2026), which grows with the number of classes.
+
 The same loss is used for both kinds of supervision: −log Σ_S p, where S is the candidate set of a bag, or {y}
 where the true label y is known. If false candidates are drawn uniformly, the probability of S given the bag
 is proportional to Σ_S p, and candidate sets lead to the same optimum as true labels, with more bags. If false
@@ -22,7 +27,7 @@ from mipl.errors import DataError, SettingError, suggest
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Evidence = Bools | Floats  # (m, k): sets, or log P(what annotators said of a bag | class)
-KINDS = ("temperature", "vector")
+KINDS = ("temperature", "smoothed", "vector", "structured")
 FLOOR = -700.0  # a probability of 0 has no logarithm; below this exp is 0 in any case
 ENSEMBLE_RANGE = (0.25, 16.0)  # of T: beyond it, the members themselves are wrong
 LIMIT = 100.0  # 1/T is between 1/100 and 100: beyond, probabilities hardly change
@@ -30,26 +35,33 @@ LIMIT = 100.0  # 1/T is between 1/100 and 100: beyond, probabilities hardly chan
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """log p → log softmax(weight · log p + bias); with a temperature T every weight is 1/T, every bias 0."""
+    """log p → log((1 − uniform) softmax(weight · log p + bias) + uniform/k).
+
+    With a temperature T every weight is 1/T and every bias 0.
+    """
 
     kind: str
     weight: tuple[float, ...]  # k
     bias: tuple[float, ...]  # k
+    uniform: float = 0.0  # weight of the uniform distribution
 
     @property
     def temperature(self) -> float | None:
         """T of temperature scaling: above 1 the model was over-confident, below 1 under-confident."""
-        return 1.0 / self.weight[0] if self.kind == "temperature" else None
+        return 1.0 / self.weight[0] if self.kind in ("temperature", "smoothed") else None
 
     @property
     def at_limit(self) -> bool:
         """Whether the likelihood of the bags rises up to the highest confidence allowed."""
-        return self.kind == "temperature" and self.weight[0] > 0.999 * LIMIT
+        return self.temperature is not None and self.weight[0] > 0.999 * LIMIT
 
     def apply(self, log_p: Floats) -> Floats:
         """Return the scaled log-probabilities (m, k), rows normalised."""
         scores = np.maximum(log_p, FLOOR) * np.array(self.weight) + np.array(self.bias)
-        return np.asarray(scores - log_sum(scores)[:, None])
+        scaled = np.asarray(scores - log_sum(scores)[:, None])
+        if not self.uniform:
+            return scaled
+        return np.asarray(np.log((1 - self.uniform) * np.exp(scaled) + self.uniform / len(self.weight)))
 
     @classmethod
     def from_dict(cls, content: dict[str, Any], k: int) -> Scaling:
@@ -58,8 +70,14 @@ class Scaling:
             str(content["kind"]),
             tuple(float(w) for w in content["weight"]),
             tuple(float(b) for b in content["bias"]),
+            float(content.get("uniform", 0.0)),
         )
-        if made.kind not in KINDS or len(made.weight) != k or len(made.bias) != k:
+        if (
+            made.kind not in KINDS
+            or len(made.weight) != k
+            or len(made.bias) != k
+            or not 0 <= made.uniform < 1
+        ):
             raise ValueError("the scaling does not fit the classes")
         return made
 
@@ -90,7 +108,11 @@ def fit_scaling(log_p: Floats, sets: Evidence, kind: str = "temperature") -> Sca
 
     A bag with a true label has the set that contains only this label. Vector scaling has 2k parameters, too
     many for a few bags: it is shrunk towards temperature scaling by the penalty
-    ½ Σ (weight·T − 1)² + ½ Σ bias² beside the sum over the bags, which many bags outweigh.
+    λ/2 Σ (weight·T − 1)² + λ/2 Σ bias² beside the sum over the bags, which many bags outweigh; λ = 1, and
+    λ = 2k for ``structured``.
+
+    Smoothing gives the uniform distribution the weight 1/(n + 1), that of one of n + 1 bags. A bag with a
+    candidate set S counts in n as (k − |S|)/(k − 1): 1 for one candidate, 0 where every class is one.
     """
     if kind not in KINDS:
         raise SettingError(f"There is no kind of scaling '{kind}'.{suggest(kind, KINDS)}")
@@ -102,13 +124,14 @@ def fit_scaling(log_p: Floats, sets: Evidence, kind: str = "temperature") -> Sca
     z = np.maximum(log_p, FLOOR)
     k = z.shape[1]
     sharpness = _sharpness(z, sets)
-    if kind == "temperature":
-        return Scaling(kind, (sharpness,) * k, (0.0,) * k)
+    if kind in ("temperature", "smoothed"):
+        count = float((k - sets.sum(axis=1)).sum()) / max(k - 1, 1)
+        return Scaling(kind, (sharpness,) * k, (0.0,) * k, 1 / (count + 1) if kind == "smoothed" else 0.0)
     start = np.concatenate([np.full(k, sharpness), np.zeros(k)])
     done = minimize(
         _vector_loss,
         start,
-        args=(z, sets, sharpness),
+        args=(z, sets, sharpness, 2.0 * k if kind == "structured" else 1.0),
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": 2000, "ftol": 1e-13, "gtol": 1e-8},
@@ -191,14 +214,18 @@ def _sharpness(z: Floats, sets: Evidence) -> float:
     return float(np.exp(finer.x if finer.fun < losses[best] else grid[best]))
 
 
-def _vector_loss(values: Floats, z: Floats, sets: Bools, sharpness: float) -> tuple[float, Floats]:
+def _vector_loss(
+    values: Floats, z: Floats, sets: Bools, sharpness: float, strength: float = 1.0
+) -> tuple[float, Floats]:
     """Return the penalised loss and its gradient (2k,); the gradient of a bag's scores is p − p̃."""
     weight, bias = np.split(values, 2)
     scores = weight * z + bias
     away = (weight - sharpness) / sharpness
     value = set_loss(scores, sets).sum()
-    value += 0.5 * (away**2).sum() + 0.5 * (bias**2).sum()
+    value += 0.5 * strength * ((away**2).sum() + (bias**2).sum())
     inside = np.where(sets, scores, -np.inf)
     slope = np.exp(scores - log_sum(scores)[:, None]) - np.exp(inside - log_sum(inside)[:, None])  # (m, k)
-    gradient = np.concatenate([(slope * z).sum(axis=0) + away / sharpness, slope.sum(axis=0) + bias])
+    gradient = np.concatenate(
+        [(slope * z).sum(axis=0) + strength * away / sharpness, slope.sum(axis=0) + strength * bias]
+    )
     return float(value), gradient

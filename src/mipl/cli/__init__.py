@@ -9,7 +9,20 @@ import warnings
 def main(argv: list[str] | None = None) -> int:
     """Run ``mipl`` and return its exit code; a user error prints one sentence and returns 2."""
     # importing these modules registers their verbs
-    from mipl.cli import annotators, data, evaluate, experiments, models, paper, serve, show, trust, watch  # noqa: F401
+    from mipl.cli import (  # noqa: F401
+        annotators,
+        data,
+        doctor,
+        evaluate,
+        experiments,
+        models,
+        paper,
+        results,
+        serve,
+        show,
+        trust,
+        watch,
+    )
     from mipl.cli.app import app
     from mipl.errors import MiplError
 

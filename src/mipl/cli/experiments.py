@@ -1,25 +1,24 @@
-"""The verbs ``demo, run, results``: several models, compared."""
+"""The verbs ``demo, run``: several models, trained."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from mipl.cli.app import DataArg, JsonOpt, app, console, print_json
-from mipl.cli.options import DataOptions, TrainingOptions, expand_options, path_text
+from mipl.cli.options import DataOptions, TrainingOptions, expand_options, path_text, split_commas
 from mipl.errors import SettingError, suggest
 
 if TYPE_CHECKING:
     from mipl.data.bags import Bags
     from mipl.data.sources import Source
     from mipl.experiments.runner import Job
-    from mipl.records.store import Record
     from mipl.records.summary import SummaryRow
 
 EngineOpt = Annotated[
@@ -115,7 +114,7 @@ class RunOptions:
         """Return the names of ``--with``, checked."""
         from mipl.records.store import EXTRAS
 
-        names = tuple(_split_commas(self.extras))
+        names = tuple(split_commas(self.extras))
         for name in names:
             if name not in EXTRAS:
                 raise SettingError(f"--with {name}: records have no such content.{suggest(name, EXTRAS)}")
@@ -177,7 +176,7 @@ def _plan(
     from mipl.experiments.runner import Job, split_of
     from mipl.methods import METHODS
 
-    methods = list(METHODS) if runs.methods == "all" else _split_commas(runs.methods)
+    methods = list(METHODS) if runs.methods == "all" else split_commas(runs.methods)
     has_own = own_split(bags) is not None
     splits = numbers(runs.splits if runs.splits is not None else "1" if has_own else "1-10")
     kind = "official" if has_own or runs.official is not None else "stratified"
@@ -229,86 +228,6 @@ def _summary_table(title: str, rows: list[SummaryRow]) -> Table:
             f"{row['seconds']:.1f}",
         )
     return table
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordFilter:
-    """Which records are shown."""
-
-    dataset: Annotated[str | None, typer.Option("--dataset", help="Only this data set.")] = None
-    methods: Annotated[
-        str | None, typer.Option("--methods", help="Only these methods, separated by commas.")
-    ] = None
-    r: Annotated[int | None, typer.Option("-r", help="Only this number of false positives.")] = None
-    recipe: Annotated[str | None, typer.Option("--recipe", help="Only this recipe.")] = None
-
-    def matches(self, spec: dict[str, Any]) -> bool:
-        """Return whether a run's specification passes the filter."""
-        wanted = {"dataset": self.dataset, "r": self.r, "recipe": self.recipe}
-        return all(value is None or spec[name] == value for name, value in wanted.items()) and (
-            self.methods is None or spec["method"] in _split_commas(self.methods)
-        )
-
-
-@app.command()
-@expand_options
-def results(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of records written by 'mipl run'.")],
-    wanted: RecordFilter,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="Write one row per run to this .parquet or .csv file."),
-    ] = None,
-    pack: Annotated[
-        Path | None,
-        typer.Option(
-            "--pack", metavar="DIR", help="Write the runs of the present recipe as two small files into DIR."
-        ),
-    ] = None,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")] = False,
-    as_json: JsonOpt = False,
-) -> None:
-    """Show the results in a folder of records as means over splits, next to the paper's."""
-    from mipl.experiments.runner import is_present
-    from mipl.paper.printed import paper_results
-    from mipl.records.store import Store
-    from mipl.records.table import write_table
-    from mipl.reports.results import HEADER, markdown, result_cells, result_rows
-
-    if not folder.is_dir():
-        raise SettingError(f"{folder} is not a folder of records.")
-    records = [record for record in Store(folder) if wanted.matches(record.spec)]
-    if out is not None:
-        write_table(records, out)
-    if pack is not None:
-        _pack(records, pack)
-    rows = result_rows(records, is_present, paper_results())
-    if as_json:
-        print_json(rows)
-    elif as_markdown:
-        typer.echo(markdown(rows))
-    else:
-        table = Table(*HEADER)
-        for row in rows:
-            table.add_row(*result_cells(row))
-        console().print(table)
-
-
-def _pack(records: list[Record], folder: Path) -> None:
-    from mipl.experiments.runner import is_present
-    from mipl.records.pack import write_pack
-
-    present = [record for record in records if is_present(record)]
-    write_pack(present, folder)
-    print(
-        f"{len(present)} runs packed into {folder}; {len(records) - len(present)} of other recipe versions "
-        "left out.",
-        file=sys.stderr,
-    )
-
-
-def _split_commas(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def numbers(text: str) -> list[int]:

@@ -30,18 +30,26 @@ def methods(
     as_json: JsonOpt = False,
 ) -> None:
     """List the methods, or describe one: purpose, advice, cost, citation and settings."""
-    from mipl.methods import METHODS
+    from mipl.methods import METHODS, PLUGINS
 
     if name is not None:
         _print_method(name, as_json)
         return
-    entries = [{"name": entry, "summary": METHODS[entry].cls.summary} for entry in METHODS]
+    entries = [
+        {
+            "name": entry,
+            "summary": METHODS[entry].cls.summary,
+            **({"plugin": PLUGINS[entry].package} if entry in PLUGINS else {}),
+        }
+        for entry in METHODS
+    ]
     if as_json:
         print_json(entries)
         return
     table = Table("name", "description")
     for entry in entries:
-        table.add_row(entry["name"], re.split(r"(?<=\.) (?=[A-Z])", entry["summary"])[0])
+        origin = f" ({entry['plugin']})" if "plugin" in entry else ""
+        table.add_row(entry["name"], re.split(r"(?<=\.) (?=[A-Z])", entry["summary"])[0] + origin)
     console().print(table)
 
 

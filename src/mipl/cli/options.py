@@ -212,3 +212,8 @@ def _parse_settings(method: str, pairs: list[str]) -> dict[str, Any]:
 def path_text(path: Path | None) -> str | None:
     """Return a path as text, because job descriptions are sent to other processes."""
     return None if path is None else str(path)
+
+
+def split_commas(text: str) -> list[str]:
+    """Return the parts of a text that is separated by commas, without spaces around them."""
+    return [part.strip() for part in text.split(",") if part.strip()]

@@ -28,7 +28,10 @@ class CalibrationOptions:
         str, typer.Option("--by", help="Calibrate by labels (true labels) or by candidates (candidate sets).")
     ] = "labels"
     kind: Annotated[
-        str, typer.Option("--kind", help="temperature, vector, or none (prediction sets only).")
+        str,
+        typer.Option(
+            "--kind", help="temperature, smoothed, vector, structured, or none (prediction sets only)."
+        ),
     ] = "temperature"
     set_share: Annotated[
         float,

@@ -79,6 +79,7 @@ class Bags:
     coordinates: Array | FileArray | None = None  # (rows, c)
     groups: NDArray[np.str_] | None = None  # (m,) for example the patient
     weights: Array | None = None  # (m, k) initial pseudo-label weights, in place of uniform
+    sample_weight: Array | None = None  # (m,) weight of each bag in the loss; not written to files
     missing_truth: bool = False  # a true label may be outside its candidate set
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     feature_names: tuple[str, ...] | None = None  # d names of the columns, for vectors
@@ -161,6 +162,17 @@ class Bags:
             provenance=dict(provenance or {}),
             feature_names=None if feature_names is None else tuple(map(str, feature_names)),
         )
+
+    @classmethod
+    def from_rows(cls, array: Any, candidates: Any = None, labels: Any = None, **given: Any) -> Bags:
+        """Create bags of one instance, as partial-label data are: one per row of an array or frame (m, d).
+
+        The other arguments are those of :meth:`from_list`.
+        """
+        if getattr(array, "ndim", 0) != 2:
+            raise DataError("Bags of one instance need a two-dimensional array, examples × features.")
+        rows = [array[i : i + 1] for i in range(len(array))]
+        return cls.from_list(rows, candidates, labels, **given)
 
     def with_candidates(self, candidates: Any, *, classes: Iterable[Any] | None = None) -> Bags:
         """Return a copy with other candidate sets; labels are dropped if the classes change."""
@@ -399,7 +411,9 @@ class Bags:
                 object.__setattr__(self, field.name, view)
 
 
-PER_BAG = ("starts", "sizes", "ids", "candidates", "labels", "groups", "weights", "geometry")
+PER_BAG = (
+    "starts", "sizes", "ids", "candidates", "labels", "groups", "weights", "geometry", "sample_weight",
+)  # fmt: skip
 
 
 def as_bags(bags: Any, candidates: Any = None) -> Bags:
@@ -409,7 +423,10 @@ def as_bags(bags: Any, candidates: Any = None) -> Bags:
     if isinstance(bags, Bags):
         return bags if candidates is None else bags.with_candidates(candidates)
     if getattr(bags, "ndim", 0) == 2:
-        raise DataError("A single array of instances was given: put each bag's array in a list, [array].")
+        raise DataError(
+            "A single array of instances was given: put each bag's array in a list, [array], or "
+            "make each row a bag with Bags.from_rows(array)."
+        )
     if not isinstance(bags, Iterable):
         raise DataError(f"Expected Bags or a list of arrays, not {bags!r}.")
     items = list(bags)

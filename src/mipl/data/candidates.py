@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mipl.errors import DataError, suggest
+from mipl.errors import DataError, listed, suggest
 from mipl.seeding import rng_for
 
-Classes = tuple[str | int, ...]  # k distinct names, or 0 … k−1
+Classes = tuple[str | int, ...]  # k distinct names, or k distinct integers, by default 0 … k−1
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
 MOST_CLASSES = 10_000  # as indices: a larger one is probably a year or an id taken for a class
@@ -89,21 +89,24 @@ def infer_classes(candidates: Any, labels: Iterable[str | int] | None) -> Classe
 
 
 def check_classes(classes: Iterable[Any]) -> Classes:
-    """Return ``classes`` as a tuple of distinct names, or of the indices ``0 … k−1``."""
+    """Return ``classes`` as a tuple of distinct names, or of distinct integers."""
     if isinstance(classes, (str, bytes)) or not isinstance(classes, Iterable):
         raise DataError(f"The classes are {classes!r}: give a list of names in column order.")
     entries = tuple(_plain(entry) for entry in classes)
     if len(set(entries)) != len(entries):
         duplicate = next(entry for entry in entries if entries.count(entry) > 1)
         raise DataError(f"The class {duplicate!r} is named twice: class names must be distinct.")
-    if all(isinstance(entry, str) for entry in entries):
+    if len({type(entry) for entry in entries}) <= 1:
         return entries
-    if entries == tuple(range(len(entries))):
-        return entries
-    raise DataError(
-        f"The classes {list(entries)} are neither names nor 0 … {len(entries) - 1}: "
-        "give them as strings, since an integer means an index."
-    )
+    raise DataError(f"The classes {list(entries)} are neither names nor integers: give all as one of these.")
+
+
+def observed_classes(sets: Iterable[Iterable[str | int]]) -> Classes | None:
+    """Return the sorted integers that occur in parsed candidate sets, or None where classes are names."""
+    entries = set().union(*sets)
+    if not all(isinstance(entry, int) for entry in entries):
+        return None
+    return tuple(sorted(entries))
 
 
 def candidate_matrix(candidates: Any, classes: Classes, ids: Sequence[str]) -> BoolArray:
@@ -141,17 +144,23 @@ def label_array(labels: Any, classes: Classes, ids: Sequence[str]) -> IntArray:
 
 
 def class_index(entry: Any, classes: Classes, bag: str) -> int:
-    """Return the column of a class, given by name (str) or index (int)."""
-    entry = _plain(entry, bag)
-    if isinstance(entry, str):
-        if entry in classes:
-            return classes.index(entry)
+    """Return the column of a class, given by name (str) or index (int); of integer classes, by its value."""
+    given = _plain(entry, bag)
+    if isinstance(given, str):
+        if given in classes:
+            return classes.index(given)
         raise DataError(
-            f"Bag '{bag}' names the class '{entry}', which is not among the classes.{suggest(entry, classes)}"
+            f"Bag '{bag}' names the class '{given}', which is not among the classes.{suggest(given, classes)}"
         )
-    if isinstance(entry, int) and 0 <= entry < len(classes):
-        return entry
-    raise DataError(f"Bag '{bag}' has the class {entry!r}: an index must be from 0 to {len(classes) - 1}.")
+    if 0 <= given < len(classes) and classes[given] == given:
+        return given
+    if classes and isinstance(classes[0], int) and classes != tuple(range(len(classes))):
+        if given in classes:
+            return classes.index(given)
+        raise DataError(f"Bag '{bag}' has the class {given}, which is not among {listed(classes)}.")
+    if 0 <= given < len(classes):
+        return given
+    raise DataError(f"Bag '{bag}' has the class {given!r}: an index must be from 0 to {len(classes) - 1}.")
 
 
 def add_false_positives(labels: IntArray, k: int, r: int, *seed: str | int) -> BoolArray:

@@ -17,6 +17,7 @@ from mipl.data.benchmarks.crc import CRC5, Report, crc5_mipl, crc_mipl
 from mipl.data.benchmarks.embedded import digits_mipl, digits_vectors, noisy_digits
 from mipl.data.benchmarks.labelme import labelme
 from mipl.data.benchmarks.mnist import fmnist_mipl, mnist_mipl
+from mipl.data.benchmarks.partial import birdsong_partial
 from mipl.data.benchmarks.sival import sival_mipl
 from mipl.data.benchmarks.sival6 import sival6_mipl
 from mipl.data.formats.mat import read_mat
@@ -207,6 +208,15 @@ DATASETS: dict[str, Dataset] = {
             "labelme",
             raw_files="LabelMe's crowd labels: votes.csv, labels.csv, features.npz",
             folders=("labelme",),
+            takes_r=False,
+            takes_seed=False,
+        ),
+        Dataset(
+            "birdsong-partial",
+            birdsong_partial,
+            "birdsong-partial",
+            raw_files="BirdSong.mat of the public partial-label collection",
+            folders=("birdsong-partial",),
             takes_r=False,
             takes_seed=False,
         ),

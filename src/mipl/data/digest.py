@@ -34,4 +34,6 @@ def content_hash(bags: Bags, visit: Callable[[NDArray[Any]], None] | None = None
     if bags.votes is not None:  # only then, so that bags without votes keep their hash
         state.update(f"votes {len(bags.annotators)}".encode())
         state.update(np.ascontiguousarray(bags.votes).tobytes())
+    if bags.sample_weight is not None:  # so that bags without them keep their digest
+        state.update(b"sample_weight" + np.ascontiguousarray(bags.sample_weight).tobytes())
     return state.hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,30 @@ def stratified_fold(bags: Bags, number: int, folds: int) -> Split:
     if not len(test) or len(test) == len(bags):
         raise DataError(f"{len(bags)} bags are too few for {folds} folds.")
     return np.flatnonzero(fold != number - 1), test
+
+
+class GroupedFolds:
+    """A cross-validation splitter for scikit-learn that uses the groups and labels of `Bags`.
+
+    Folds are those of :func:`stratified_fold`: the bags of a patient stay together, and classes are spread
+    evenly where the bags have true labels. ``cross_val_score(model, bags, cv=GroupedFolds(5))``.
+    """
+
+    def __init__(self, n_splits: int = 5) -> None:
+        if not isinstance(n_splits, int) or n_splits < 2:
+            raise SettingError(f"n_splits = {n_splits!r} must be an integer of at least 2.")
+        self.n_splits = n_splits
+
+    def split(self, X: Bags, y: object = None, groups: object = None) -> Iterator[Split]:
+        """Yield (train, test) indices; ``y`` and ``groups`` are those of the bags and not read."""
+        if not isinstance(X, Bags):
+            raise SettingError("GroupedFolds splits Bags: make them with Bags.from_list first.")
+        for number in range(1, self.n_splits + 1):
+            yield stratified_fold(X, number, self.n_splits)
+
+    def get_n_splits(self, X: object = None, y: object = None, groups: object = None) -> int:
+        """Return the number of folds."""
+        return self.n_splits
 
 
 def random_split(bags: Bags, fraction: float, *seed: str | int) -> Split:

@@ -31,6 +31,7 @@ KINDS = {  # dtype kinds of NumPy: i and u integers, f floats, b booleans, U tex
     "weights": "f",
     "votes": "i",
     "geometry": "f",
+    "sample_weight": "f",
 }
 
 

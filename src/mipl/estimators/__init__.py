@@ -10,6 +10,7 @@ from torch import nn
 from mipl.estimators.bag import BagClassifier, NotFittedError
 from mipl.estimators.cdl import CDLClassifier
 from mipl.methods import METHODS
+from mipl.nn.aggregators import MakeModule
 
 __all__ = ["BagClassifier", "CDLClassifier", "NotFittedError", "list_methods", "load", "make_classifier"]
 
@@ -29,6 +30,12 @@ def list_methods() -> list[str]:
     return list(METHODS)
 
 
-def load(folder: str | Path, *, encoder: nn.Module | None = None, device: str = "auto") -> BagClassifier:
+def load(
+    folder: str | Path,
+    *,
+    encoder: nn.Module | None = None,
+    aggregator: MakeModule | None = None,
+    device: str = "auto",
+) -> BagClassifier:
     """Return the trained classifier that was saved in ``folder``; see :meth:`BagClassifier.load`."""
-    return BagClassifier.load(folder, encoder=encoder, device=device)
+    return BagClassifier.load(folder, encoder=encoder, aggregator=aggregator, device=device)

@@ -27,11 +27,21 @@ from mipl.data.batch import BagBatch, BagLoader
 from mipl.data.candidates import label_array
 from mipl.errors import DataError, MiplError, SettingError, StorageError, suggest
 from mipl.methods import METHODS, Method
+from mipl.nn.aggregators import MakeModule
 from mipl.nn.encoders import Standardize
-from mipl.nn.network import BagNetwork, Ensemble, Output, members_of
-from mipl.registry import plain, restored, settings_of, without_removed
+from mipl.nn.network import BagNetwork, Ensemble, InstanceNetwork, Output, members_of
+from mipl.registry import plain, portable, portable_settings, restored, settings_of, without_removed
 from mipl.seeding import seed_for
-from mipl.training.checks import Parameters, check_features, check_training, training_summary
+from mipl.training.checks import (
+    Parameters,
+    RandomState,
+    check_features,
+    check_training,
+    drawn_seed,
+    training_summary,
+    with_sample_weight,
+    with_targets,
+)
 from mipl.training.crossfit import mean_log_proba, predictor
 from mipl.training.distributed import FabricGroup, ProcessGroup, device_named
 from mipl.training.fit import Build, Fitted, fit_network, regularisations
@@ -71,7 +81,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         method: str = "sam-cn",
         recipe: str = "stable",
         *,
-        random_state: int | None = 0,
+        random_state: RandomState = 0,
         scale: str = "auto",
         encoder: nn.Module | None = None,
         device: str = "auto",
@@ -124,7 +134,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         wanted = entry.cls.recommended(self.recipe, str(origin.get("dataset", "")), origin.get("r"))
         given = {**wanted, **self._settings()}
         method = entry.make(**{n: v for n, v in given.items() if n not in known})
-        if not method.logits_alone:  # members cannot be trained as one computation: ensembles only on request
+        if not method.ensembled:  # ensembles only on request
             given = {"ensemble": 1, **given}
         return method, make_recipe(self.recipe, **{n: v for n, v in given.items() if n in known}).in_effect()
 
@@ -134,6 +144,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self: Self,
         bags: Any,
         y: Any = None,
+        sample_weight: Any = None,
         *,
         checkpoint: str | Path | None = None,
         report: Report | None = None,
@@ -142,12 +153,14 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Train on bags with candidate sets and return the classifier.
 
         ``bags``: `Bags`, or a list of arrays (n, …) with ``y`` their candidates: a 0/1 array (m, k), or per
-        bag an iterable of class indices or names. Where `Bags` carry candidate sets these are used and ``y``
-        is not, so that labels given for cross-validation cannot leak into training. ``checkpoint``: a folder
-        that the state is written to after each epoch, and that training resumes from. ``fabric``: a launched
-        Lightning Fabric, whose processes train the model together (docs/speed.md).
+        bag an iterable of names or integers, of which those that occur are the classes. Where `Bags` carry
+        candidate sets these are used and ``y`` is not, so that labels given for cross-validation cannot leak
+        into training. ``sample_weight``: weights (m,) of the bags in the loss, of any scale; they affect
+        neither class balancing nor the temperature. ``checkpoint``: a folder that the state is written to
+        after each epoch, and that training resumes from. ``fabric``: a launched Lightning Fabric, whose
+        processes train the model together (docs/speed.md).
         """
-        bags, method, recipe, seed, build = self._begin(bags, y)
+        bags, method, recipe, seed, build = self._begin(bags, y, sample_weight)
         shown = self.verbose and report is None and (fabric is None or fabric.is_global_zero)
         epochs = recipe.epochs * (len(regularisations(recipe, bags)) + 1)
         with progress_bar("training", epochs, shown) as bar:
@@ -163,14 +176,14 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         return self._end(bags, method, seed, fitted)
 
-    def _begin(self, bags: Any, y: Any) -> tuple[Bags, Method, Recipe, int, Build]:
+    def _begin(self, bags: Any, y: Any, sample_weight: Any) -> tuple[Bags, Method, Recipe, int, Build]:
         """Return the bags, method, recipe, seed, and a function that builds a network from a seed."""
-        carried = isinstance(bags, Bags) and bags.candidates is not None
-        bags = as_bags(bags, None if carried else y)
+        bags = with_sample_weight(with_targets(bags, y), sample_weight)
         method, recipe = self.parts(bags.provenance)
         bags = method.training_bags(bags)
         check_training(bags)
-        given = Parameters(**{name: getattr(self, name) for name in settings_of(Parameters)})
+        params = {name: getattr(self, name) for name in settings_of(Parameters)}
+        given = Parameters(**{**params, "random_state": drawn_seed(self.random_state)})
         seed = int.from_bytes(os.urandom(4), "big") if given.random_state is None else given.random_state
 
         def build(seed: int, like: nn.Module | None) -> nn.Module:
@@ -205,6 +218,20 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             plain = fitted.out_of_fold.log_p * (scaling.temperature or 1.0)
             self.out_of_fold_log_proba_ = (plain - log_sum(plain)[:, None]).astype(np.float32)
         return self
+
+    @property
+    def n_features_in_(self) -> int:
+        """The number of values of an instance."""
+        self._check_fitted()
+        return math.prod(self.feature_shape_)
+
+    @property
+    def feature_names_in_(self) -> NDArray[Any]:
+        """The names of the features, where the training bags had them."""
+        self._check_fitted()
+        if "feature_names" not in self.trained_on_:
+            raise AttributeError("The bags that this classifier was trained on have no names of features.")
+        return np.array(self.trained_on_["feature_names"], dtype=object)
 
     # ---- prediction --------------------------------------------------------------------------------
 
@@ -288,6 +315,9 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def attention_weights(self, bags: Any) -> list[FloatArray]:
         """Return for each bag the weight of each of its instances (n,), summing to 1: the members' mean."""
+        self._check_fitted()
+        if not self.has_attention:
+            raise SettingError(f"{self._method_name()} has no attention over instances.")
         weights: list[FloatArray] = []
         for batch, outputs in self._outputs(bags):
             mean = torch.stack([output.attention.double() for output in outputs]).mean(dim=0)
@@ -309,13 +339,16 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def embed(self, bags: Any) -> FloatArray:
         """Return the bags' features z of Eq. 13, (m, L), or (m, members · L) of an ensemble."""
+        self._check_fitted()
+        widths = [net.width for net in members_of(self.network_) if isinstance(net, InstanceNetwork)]
+        if not widths:
+            raise SettingError(f"{self._method_name()} has no features of bags.")
         every = [torch.cat([each.embedding for each in outputs], dim=1) for _, outputs in self._outputs(bags)]
-        widths = [net.get_parameter("head.weight").shape[1] for net in members_of(self.network_)]
         return np.concatenate([np.empty((0, sum(widths))), *(rows.double().cpu().numpy() for rows in every)])
 
     def _outputs(self, bags: Any) -> Iterator[tuple[BagBatch, list[Output]]]:
-        for batch, members in self._attending(bags):
-            yield batch, [net(batch.instances, batch.sizes) for net in members]
+        for batch in self._batches(bags):
+            yield batch, [net(batch.instances, batch.sizes) for net in members_of(self.network_)]
 
     def _attending(self, bags: Any) -> Iterator[tuple[BagBatch, list[BagNetwork]]]:
         """Yield batches with the members, which have attention."""
@@ -355,14 +388,18 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._check_fitted()
         own = self.get_params(deep=False)
-        params = {name: plain(value) for name, value in own.items() if name not in ("encoder", "device")}
+        own["random_state"] = drawn_seed(self.random_state, self.seed_)
+        params = {
+            name: portable(plain(value)) for name, value in own.items() if name not in ("encoder", "device")
+        }
         if params.get("training") is not None:
             params["training"] = dataclasses.asdict(params["training"])
         info = {
             "class": type(self).__name__,
             "params": params,
             "custom_encoder": self.encoder is not None,
-            "method": {"name": self._method_name(), **dataclasses.asdict(self.method_)},
+            "custom_aggregator": callable(getattr(self.method_, "aggregator", None)),
+            "method": {"name": self._method_name(), **portable_settings(self.method_)},
             "recipe": {"name": self.recipe, **dataclasses.asdict(self.recipe_)},
             "recipe_version": self.recipe_version_,
             "classes": self.classes_.tolist(),
@@ -382,9 +419,14 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def load(
-        cls: type[Self], folder: str | Path, *, encoder: nn.Module | None = None, device: str = "auto"
+        cls: type[Self],
+        folder: str | Path,
+        *,
+        encoder: nn.Module | None = None,
+        aggregator: MakeModule | None = None,
+        device: str = "auto",
     ) -> Self:
-        """Read a model written by :meth:`save`; a model with its own encoder needs that module again.
+        """Read a model written by :meth:`save`; one with its own encoder or aggregator needs that again.
 
         ``device``: where to predict: auto, cpu or cuda, wherever the model was trained.
         """
@@ -394,18 +436,26 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise SettingError(
                 f"{folder} was trained with an encoder of its own: pass it again, load(…, encoder=module)."
             )
+        own: dict[str, Any] = {}
+        if info.get("custom_aggregator"):
+            if aggregator is None:
+                raise SettingError(
+                    f"{folder} was trained with an aggregator of its own, {info['method']['aggregator']}: "
+                    "pass it again, load(…, aggregator=…)."
+                )
+            own = {"aggregator": aggregator}
         try:
             from mipl.estimators.cdl import stored_classifier  # a subclass of this one
 
             params = without_removed(METHODS[info["method"]["name"]].cls, info["params"])
-            model = stored_classifier(info["class"], {**params, "encoder": encoder, "device": device})
+            model = stored_classifier(info["class"], {**params, **own, "encoder": encoder, "device": device})
             if not isinstance(model, cls):
                 raise SettingError(f"{folder} holds a {info['class']}, not a {cls.__name__}: use mipl.load.")
             model.classes_ = np.array(info["classes"])
             model.feature_shape_ = tuple(int(side) for side in info["feature_shape"])
             model.history_, model.seed_, model.trained_on_ = info["history"], info["seed"], info["trained_on"]
             model.out_of_fold_, model.recipe_version_ = info.get("out_of_fold"), info.get("recipe_version", 1)
-            model.method_ = restored(METHODS[info["method"]["name"]].cls, info["method"])
+            model.method_ = restored(METHODS[info["method"]["name"]].cls, {**info["method"], **own})
             model.recipe_ = restored(Recipe, info["recipe"])
             networks = [
                 model.method_.build(model.feature_shape_, len(model.classes_), copy.deepcopy(encoder))

@@ -10,8 +10,10 @@ from torch import nn
 from mipl.errors import SettingError, suggest
 from mipl.estimators.bag import BagClassifier
 from mipl.methods.cdl import CDL
+from mipl.nn.aggregators import AggregatorName, MakeModule
 from mipl.nn.attention import AttentionName
 from mipl.registry import restored, settings_of
+from mipl.training.checks import RandomState
 from mipl.training.recipe import Recipe
 
 
@@ -24,10 +26,13 @@ class CDLClassifier(BagClassifier):
 
     Args:
         attention: how instances are weighted: ``"dam"`` (Eq. 8) for simple features such as colour
-            statistics, ``"sam"`` (Eq. 9) or ``"mam"`` (Eqs. 10–12) for deep ones.
+            statistics, ``"sam"`` (Eq. 9) or ``"mam"`` (Eqs. 10–12) for deep ones; ``"abmil"`` and
+            ``"abmil-gated"`` as in ABMIL.
         competitor: what the margin compares the top candidate with: ``"cc"``, the second candidate, or
             ``"cn"``, the strongest non-candidate.
         gamma: γ, the exponent of the margin factor, at least 0.
+        aggregator: ``"attention"``, or instead of it ``"transmil"``, ``"dsmil"`` or a class or function that
+            makes, from L, a module from the features of a bag (n, L) to a vector.
         width: L, the width of the instance features; 128 by default.
         dropout: dropout rate in the encoder, in [0, 1).
         trust: probability that the true label is a candidate, in (0, 1], or ``"estimate"``.
@@ -38,7 +43,7 @@ class CDLClassifier(BagClassifier):
         lr: initial learning rate.
         weight_decay: weight decay; by default chosen by out-of-fold likelihood.
         ensemble: number of networks whose mean predicts; 1 trains a single network, not calibrated.
-        random_state: seed of training; None: another one each time.
+        random_state: seed of training; None: another one each time; of a NumPy generator one is drawn.
         scale: ``"auto"`` standardises features that come as vectors, ``"none"`` does not.
         encoder: a module from instances (N, …) to vectors (N, L) in place of the built-in encoder.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
@@ -61,6 +66,7 @@ class CDLClassifier(BagClassifier):
         competitor: Literal["cc", "cn"] = "cn",
         gamma: float = 1.0,
         *,
+        aggregator: AggregatorName | MakeModule = "attention",
         width: int | None = None,
         dropout: float | None = None,
         trust: float | Literal["estimate"] = 1.0,
@@ -71,7 +77,7 @@ class CDLClassifier(BagClassifier):
         lr: float | None = None,
         weight_decay: float | None = None,
         ensemble: int | None = None,
-        random_state: int | None = 0,
+        random_state: RandomState = 0,
         scale: Literal["auto", "none"] = "auto",
         encoder: nn.Module | None = None,
         device: str = "auto",
@@ -80,6 +86,7 @@ class CDLClassifier(BagClassifier):
         self.attention = attention
         self.competitor = competitor
         self.gamma = gamma
+        self.aggregator = aggregator
         self.width = width
         self.dropout = dropout
         self.trust = trust
@@ -117,7 +124,8 @@ class CDLClassifier(BagClassifier):
         if self.training is not None and not isinstance(self.training, Recipe):
             raise SettingError(f"training = {self.training!r} must be a Recipe or None.")
         recipe = {} if self.training is None else dataclasses.asdict(self.training)
-        return {"gamma": self.gamma, "trust": self.trust, **recipe, **given}
+        own = {"gamma": self.gamma, "trust": self.trust, "aggregator": self.aggregator}
+        return {**own, **recipe, **given}
 
 
 def stored_classifier(kind: str, params: dict[str, Any]) -> BagClassifier:

@@ -31,6 +31,7 @@ from mipl.data.splits import (
 from mipl.errors import DataError, SettingError
 from mipl.estimators import BagClassifier, make_classifier
 from mipl.machine import peak_memory_mb
+from mipl.methods import PLUGINS
 from mipl.methods.base import METHODS, AttentionMethod
 from mipl.metrics import evaluate
 from mipl.records.spec import RunSpec
@@ -74,7 +75,7 @@ class Job:
         classifier = self.classifier()
         method, recipe = classifier.parts(self.provenance)
         for extra in {"features", "attention", "cost"} & set(self.extras):
-            if not isinstance(method, AttentionMethod):
+            if not isinstance(method, AttentionMethod) or method.aggregator != "attention":
                 raise SettingError(f"{self.method} has no attention over instances: leave '{extra}' out.")
         return RunSpec(
             dataset=self.source.name,
@@ -224,6 +225,7 @@ def _info(
         "loss": history["loss"],
         "batch_size": classifier.recipe_.batch_size,
         "weight_decay": classifier.recipe_.weight_decay,
+        **({"plugin": PLUGINS[job.method].package} if job.method in PLUGINS else {}),
         **_temperature(classifier),
         **({"trust": trust} if trust else {}),
         **({"signal": classifier.out_of_fold_["signal"]} if classifier.out_of_fold_ else {}),
@@ -255,6 +257,8 @@ def is_present(record: Record) -> bool:
     Defaults and the training procedure may have changed since the record was written.
     """
     spec = record.spec
+    if record.is_external:
+        return True
     if record.recipe_version != RECIPE_VERSION:
         return False
     try:

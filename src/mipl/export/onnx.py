@@ -25,7 +25,8 @@ from mipl.errors import SettingError, StorageError
 from mipl.estimators import BagClassifier
 from mipl.files import atomic_file
 from mipl.methods.fastmipl import EPS, MixedEffects
-from mipl.nn.attention import DAM, MAM, SAM, Attention
+from mipl.methods.uamipl import EvidentialEffects
+from mipl.nn.attention import ABMIL, DAM, MAM, SAM, Attention
 from mipl.nn.network import BagNetwork, members_of
 from mipl.nn.pooled import PooledNetwork
 from mipl.seeding import rng_for
@@ -46,6 +47,7 @@ class OneBag(nn.Module):
         super().__init__()
         self.network = network
         self.scaled = scaling is not None
+        self.uniform = 0.0 if scaling is None else scaling.uniform
         ones, zeros = (1.0,) * k, (0.0,) * k
         self.register_buffer("weight", torch.tensor(ones if scaling is None else scaling.weight))
         self.register_buffer("bias", torch.tensor(zeros if scaling is None else scaling.bias))
@@ -57,6 +59,7 @@ class OneBag(nn.Module):
         if self.scaled:
             logs = torch.stack([logits.log_softmax(dim=0) for logits, *_ in members]).logsumexp(dim=0)
             p = ((logs - math.log(len(members))).clamp(min=FLOOR) * self.weight + self.bias).softmax(dim=0)
+            p = (1 - self.uniform) * p + self.uniform / len(p)
         if len(members[0]) == 1:
             return (p,)
         return p, torch.stack([attention for _, attention in members]).mean(dim=0)
@@ -88,6 +91,8 @@ def weigh(attention: Attention, scores: Tensor) -> Tensor:
         return nn.functional.logsigmoid(scores).softmax(dim=0)
     if isinstance(attention, SAM):
         return (scores * attention.scale).softmax(dim=0)
+    if isinstance(attention, ABMIL):
+        return scores.softmax(dim=0)
     assert isinstance(attention, MAM)
     if attention.order == "scores":
         return (zscore(scores, attention.EPS) * attention.scale / attention.tau).softmax(dim=0)
@@ -121,8 +126,12 @@ def mixed(net: MixedEffects, instances: Tensor) -> Tensor:
     h = net.encoder(net.scaling(instances))  # (n, L)
     beta_u, beta_z = net.mean[:, : net.width], net.mean[:, net.width :]  # (k, L) each
     rms = beta_z.square().mean(dim=1).add(EPS).sqrt()  # (k,)
-    weights, values = (h @ beta_u.T).softmax(dim=0), h @ beta_z.T / rms  # (n, k)
-    logits: Tensor = rms * ((weights * values).sum(dim=0) - net.shift) / net.scale + net.fixed
+    scores, values = h @ beta_u.T, h @ beta_z.T / rms  # (n, k)
+    effects = (scores.softmax(dim=0) * values).sum(dim=0)
+    if isinstance(net, EvidentialEffects):
+        reliability = 1 - net.within_bounds(net.uncertainty(scores, len(net.mean)))
+        effects = (1 - net.share) * effects + net.share * (reliability * values).sum(dim=0)
+    logits: Tensor = rms * (effects - net.shift) / net.scale + net.fixed
     return logits
 
 
@@ -146,7 +155,10 @@ def export_onnx(classifier: BagClassifier, path: str | Path, seed: int = 0) -> d
     network, name = classifier.network_, classifier._method_name()
     members = members_of(network)
     if not all(isinstance(net, BagNetwork | PooledNetwork | MixedEffects) for net in members):
-        raise SettingError(f"{name} is not a neural network, so it cannot be exported as ONNX.")
+        raise SettingError(
+            f"{name} is not a neural network that can be exported as ONNX: one with attention, on pooled "
+            "bags, or of fastmipl or uamipl."
+        )
     onnx, runtime = _libraries()
     calibration = classifier.calibration_
     scaling = None if calibration is None else calibration.scaling

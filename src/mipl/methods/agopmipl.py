@@ -74,6 +74,7 @@ class AGOPMIPL(AttentionMethod[MetricNetwork]):
         "disambiguation loss."
     )
     shared = False  # the prototypes and the metric need all bags at once
+    needs_attention = True
     citation = "Enhanced Multi-Instance Partial Label Learning via Average Gradient Outer Product. ICML 2026."
     advice = (
         "If key instances are hard to find; its authors report 70.6% on C-KMeans, where the best result of "
@@ -98,7 +99,7 @@ class AGOPMIPL(AttentionMethod[MetricNetwork]):
     ) -> MetricNetwork:
         """Return the attention network with the score in the learned metric."""
         base = super().build(feature_shape, k, encoder)
-        score = MetricScore(base.score.gates.in_features, k)
+        score = MetricScore(base.head.in_features, k)
         return MetricNetwork(base.scaling, base.encoder, score, base.attention, base.head)
 
     def prepare(self, net: MetricNetwork, loader: BagLoader, table: PseudoLabels, seed: int) -> None:

@@ -13,12 +13,13 @@ from mipl.data.bags import Bags
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.data.datasets import find_dataset
 from mipl.errors import SettingError
-from mipl.nn.attention import AttentionName, GatedScore, make_attention
+from mipl.nn.aggregators import AggregatorName, MakeModule, make_aggregator
+from mipl.nn.attention import AttentionName, make_attention
 from mipl.nn.encoders import Standardize, make_encoder, output_width
 from mipl.nn.heads import make_head
-from mipl.nn.network import AttentionNetwork, BagNetwork, Output
+from mipl.nn.network import AggregatedNetwork, AttentionNetwork, BagNetwork, Output
 from mipl.pseudo_labels import PseudoLabels
-from mipl.registry import Registry, Settings, setting
+from mipl.registry import Registry, Settings, portable, setting
 
 # The type of a method's network. Any by default, so that `Method` alone means a method with any network.
 Net = TypeVar("Net", default=Any)
@@ -54,6 +55,11 @@ class Method(Settings, ABC, Generic[Net]):
     def trains_convolutions(self) -> bool:
         """Whether pretrained convolutions are fine-tuned with the other layers."""
         return True
+
+    @property
+    def ensembled(self) -> bool:
+        """Whether the default is an ensemble: where its members can be trained as one computation."""
+        return self.logits_alone
 
     @classmethod
     def recommended(cls, recipe: str, dataset: str, r: int | None) -> dict[str, Any]:
@@ -112,8 +118,15 @@ class AttentionMethod(Method[Attentive]):
 
     shared = True
     removed: ClassVar[dict[str, Any]] = {"shared_gate": False}  # one matrix for both gates
+    needs_attention: ClassVar[bool] = False  # whether the loss or network refers to attention weights
 
-    attention: AttentionName = setting("sam", "attention over instances: dam, sam or mam")
+    attention: AttentionName = setting("sam", "attention over instances: dam, sam, mam, abmil or abmil-gated")
+    aggregator: AggregatorName | MakeModule = setting(
+        "attention",
+        "features of a bag -> one vector: attention, transmil or dsmil; in Python also a class or function "
+        "that makes a module from L",
+        idle="attention",
+    )
     head: Literal["linear", "sigmoid"] = setting(
         "linear", "classifier of bag features: linear, or sigmoid as in the methods before CDL"
     )
@@ -135,6 +148,16 @@ class AttentionMethod(Method[Attentive]):
         super().__post_init__()
         if self.tau_start < self.tau_min:
             raise SettingError(f"tau_start = {self.tau_start} must be at least tau_min = {self.tau_min}.")
+        if self.needs_attention and self.aggregator != "attention":
+            raise SettingError(
+                f"aggregator = {portable(self.aggregator)!r} must be 'attention': {type(self).__name__} "
+                "refers to the attention of instances."
+            )
+
+    @property
+    def ensembled(self) -> bool:
+        """Whether `nn.members` has the attention, so that members are trained as one computation."""
+        return self.logits_alone and self.aggregator == "attention" and not self.attention.startswith("abmil")
 
     @property
     def trains_convolutions(self) -> bool:
@@ -151,24 +174,29 @@ class AttentionMethod(Method[Attentive]):
         """
         return {"tau_decay": 0.5} if recipe == "stable" else {}
 
-    def build(self, feature_shape: tuple[int, ...], k: int, encoder: nn.Module | None = None) -> BagNetwork:
-        """Return a network of scaling, encoder, gated score, attention and head."""
+    def build(self, feature_shape: tuple[int, ...], k: int, encoder: nn.Module | None = None) -> Any:
+        """Return a network of scaling, encoder, score, attention and head, or with another aggregator."""
         vectors, width = len(feature_shape) == 1, self.width
         if encoder is None:
             encoder = make_encoder(feature_shape, width, self.dropout)
         else:
             width = output_width(encoder, feature_shape)
+        scaling = Standardize(feature_shape) if vectors else nn.Identity()
+        if self.aggregator != "attention":
+            aggregator = make_aggregator(self.aggregator, width, k)
+            return AggregatedNetwork(scaling, encoder, aggregator, aggregator.make_head(self.head, k))
         tau = {
             "start": self.tau_start,
             "decay": self.tau_decay,
             "floor": self.tau_min,
             "order": self.mam_order,
         }
+        attention = make_attention(self.attention, width, **tau)
         return BagNetwork(
-            scaling=Standardize(feature_shape) if vectors else nn.Identity(),
+            scaling=scaling,
             encoder=encoder,
-            score=GatedScore(width, k),
-            attention=make_attention(self.attention, width, **tau),
+            score=attention.make_score(width, k),
+            attention=attention,
             head=make_head(self.head, width, k),
         )
 

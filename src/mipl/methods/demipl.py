@@ -28,6 +28,7 @@ class DEMIPL(AttentionMethod[AttentionNetwork]):
         "is normalised, which drives it to 0 or 1. With its published sigmoid head no confidence exceeds "
         "e/(e + k − 1)."
     )
+    needs_attention = True
     citation = (
         "Wei Tang, Weijia Zhang, Min-Ling Zhang: Disambiguated Attention Embedding for Multi-Instance "
         "Partial-Label Learning. NeurIPS 2023."

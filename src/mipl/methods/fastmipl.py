@@ -82,15 +82,23 @@ class MixedEffects(nn.Module):
             sizes: (b,) bag sizes.
             beta: (S, k, 2L) coefficients.
         """
+        scores, values, rms = self.terms(h, beta)
+        effects = self.attended(scores, values, sizes)
+        return effects.view(-1, *beta.shape[:2]), rms.view(beta.shape[:2])
+
+    def terms(self, h: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the scores x·β_u and values x·β_z/rms(β_z) of instances, (N, S·k), and rms(β_z) (S·k, 1)."""
         beta_u, beta_z = torch.split(beta.flatten(0, 1), self.width, dim=1)  # (Sk, L) each
         rms = beta_z.square().mean(dim=1, keepdim=True).add(EPS).sqrt()  # (Sk, 1)
-        scores, values = h @ beta_u.T, h @ (beta_z / rms).T  # (N, Sk)
+        return h @ beta_u.T, h @ (beta_z / rms).T, rms
+
+    def attended(self, scores: Tensor, values: Tensor, sizes: Tensor) -> Tensor:
+        """Return the sums of values within bags, weighted by the softmax of the scores: (b, S·k)."""
         top = torch.segment_reduce(scores.detach(), "max", lengths=sizes, axis=0)  # (b, Sk)
         segments = segment_ids(sizes)
         weights = (scores - top[segments]).exp()  # not yet normalised
         effects = segment_sum(weights * values, segments, len(sizes))
-        effects = effects / segment_sum(weights, segments, len(sizes))
-        return effects.view(-1, *beta.shape[:2]), rms.view(beta.shape[:2])
+        return effects / segment_sum(weights, segments, len(sizes))
 
     def divergence(self) -> Tensor:
         """Return KL(posterior ‖ N(0, diag(σ_u², σ_z²))) of each class (k,)."""
@@ -174,7 +182,11 @@ class FastMIPL(Method[MixedEffects]):
             others = [FeatureEncoder(a, b, self.dropout) for a, b in itertools.pairwise(widths)]
             encoder = nn.Sequential(first, *others)
         scaling = Standardize(feature_shape) if len(feature_shape) == 1 else nn.Identity()
-        return MixedEffects(scaling, encoder, output_width(encoder, feature_shape), k, self.rank)
+        return self.network(scaling, encoder, output_width(encoder, feature_shape), k)
+
+    def network(self, scaling: nn.Module, encoder: nn.Module, width: int, k: int) -> MixedEffects:
+        """Return the network for instance features of a width."""
+        return MixedEffects(scaling, encoder, width, k, self.rank)
 
     def prepare(self, net: MixedEffects, loader: BagLoader, table: PseudoLabels, seed: int) -> None:
         """Initialise with a softmax regression on the mean-pooled bags, so that its logits are predicted.

@@ -49,6 +49,7 @@ class ProMIPL(AttentionMethod[GenerativeNetwork]):
         "a sample of q and gives the new weights. MAM with a fixed temperature. With its published sigmoid "
         "head no confidence exceeds e/(e + k − 1)."
     )
+    needs_attention = True
     citation = (
         "Yin-Fang Yang, Wei Tang, Min-Ling Zhang: ProMIPL: A Probabilistic Generative Model for "
         "Multi-Instance Partial-Label Learning. ICDM 2024."

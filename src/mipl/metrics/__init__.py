@@ -9,6 +9,12 @@ import numpy.typing as npt
 
 from mipl.errors import SettingError
 from mipl.metrics._inputs import checked
+from mipl.metrics.binless import (
+    LogScoreSplit,
+    debiased_calibration_error,
+    log_score_split,
+    smooth_calibration_error,
+)
 from mipl.metrics.calibration import (
     ReliabilityCurve,
     adaptive_calibration_error,
@@ -48,6 +54,7 @@ from mipl.metrics.selective import (
 __all__ = [
     "CoverageCurve",
     "Interval",
+    "LogScoreSplit",
     "Metric",
     "ReliabilityCurve",
     "accuracy",
@@ -66,16 +73,19 @@ __all__ = [
     "confusion_matrix",
     "covering_rate",
     "covering_rate_scorer",
+    "debiased_calibration_error",
     "evaluate",
     "expected_calibration_error",
     "first_near_best",
     "first_within_one_error",
+    "log_score_split",
     "maximum_calibration_error",
     "negative_log_likelihood",
     "reliability_curve",
     "set_log_likelihood",
     "set_log_likelihood_scorer",
     "set_log_likelihoods",
+    "smooth_calibration_error",
 ]
 
 
@@ -98,8 +108,9 @@ def evaluate(
 
     Returns:
         The metrics by name of the function, as floats. With bootstrap draws, ``name_low`` and ``name_high``
-        are the 95% interval of ``name``; only ``calibration_error_if_calibrated``, which does not depend on
-        the labels, has no interval.
+        are the 95% interval of ``name``. ``calibration_error_if_calibrated``, which does not depend on the
+        labels, has no interval, nor have the last four: bags that are drawn twice look like miscalibration
+        to them.
     """
     if not isinstance(bootstrap, int | np.integer) or bootstrap < 0:
         raise SettingError(f"bootstrap is {bootstrap!r}; give a number of draws, or 0 for no intervals.")
@@ -122,4 +133,7 @@ def evaluate(
         else:
             report[name] = metric(p, y)
     report["calibration_error_if_calibrated"] = calibration_error_if_calibrated(p, bins=bins, seed=seed)
+    report["smooth_calibration_error"] = smooth_calibration_error(p, y)
+    report["debiased_calibration_error"] = debiased_calibration_error(p, y, bins=bins)
+    report["refinement_loss"], report["calibration_loss"] = log_score_split(p, y, seed=seed)
     return report

@@ -1,4 +1,4 @@
-"""Comparison of methods over several data sets: Friedman test, Nemenyi test, critical difference."""
+"""Comparison of methods: Friedman and Nemenyi tests over data sets, corrected intervals over splits."""
 
 from __future__ import annotations
 
@@ -88,6 +88,57 @@ def cliques(ranks: npt.ArrayLike, difference: float) -> list[tuple[int, ...]]:
             found.append(tuple(int(i) for i in order[first:end]))
         last = max(last, end)
     return found
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """The mean difference of two methods over splits of one data set, corrected for shared training bags."""
+
+    mean: float
+    low: float  # of the confidence interval
+    high: float
+    p: float  # of the two-sided test that the difference is 0
+    splits: int
+
+
+def corrected_difference(
+    differences: npt.ArrayLike, test_share: float, level: float = 0.95
+) -> PairedDifference:
+    """Return the mean of paired differences with the interval and test of Nadeau and Bengio (2003).
+
+    Training sets of different splits overlap, so that the variance of the mean of J differences is
+    (1/J + n_test/n_train) σ² instead of σ²/J. With one split the interval is infinite.
+
+    Args:
+        differences: (J,) difference of the two methods on each split.
+        test_share: n_test/n_train.
+        level: the coverage of the interval.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    if values.ndim != 1 or not len(values) or not np.isfinite(values).all() or test_share <= 0:
+        raise DataError(
+            "Paired differences must be finite numbers, one per split, and n_test/n_train positive."
+        )
+    mean, J = float(values.mean()), len(values)
+    if J == 1:
+        return PairedDifference(mean, -math.inf, math.inf, math.nan, 1)
+    error = math.sqrt((1 / J + test_share) * float(values.var(ddof=1)))
+    width = float(scipy.stats.t.isf((1 - _level(level)) / 2, J - 1)) * error
+    if error == 0:  # the same difference on every split
+        return PairedDifference(mean, mean, mean, float(mean == 0), J)
+    p = 2 * float(scipy.stats.t.sf(abs(mean) / error, J - 1))
+    return PairedDifference(mean, mean - width, mean + width, p, J)
+
+
+def holm(p_values: npt.ArrayLike) -> Floats:
+    """Return p-values (n,) adjusted for n tests by Holm's procedure; NaN where one is NaN."""
+    p = np.asarray(p_values, dtype=np.float64)
+    adjusted = np.full_like(p, np.nan)
+    known = np.flatnonzero(~np.isnan(p))
+    order = known[np.argsort(p[known], kind="stable")]
+    factors = len(order) - np.arange(len(order))
+    adjusted[order] = np.minimum(np.maximum.accumulate(factors * p[order]), 1.0)
+    return adjusted
 
 
 def _f_statistic(chi2: float, n: int, methods: int) -> float:

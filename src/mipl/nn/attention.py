@@ -1,4 +1,4 @@
-"""Instance scores ξ and the paper's three attention mechanisms: DAM, SAM, MAM."""
+"""Instance scores ξ and attention: the paper's DAM, SAM and MAM, and that of ABMIL."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ class Attention(nn.Module):
 
     def set_epoch(self, epoch: int) -> None:
         """Update schedules to the epoch (1, 2, …); only MAM has one."""
+
+    def make_score(self, width: int, k: int) -> nn.Module:
+        """Return the module of the scores: instance features (N, L) -> (N,)."""
+        return GatedScore(width, k)
 
 
 class DAM(Attention):
@@ -112,7 +116,48 @@ class MAM(Attention):
         return torch.where(lone, weights, segment_zscore(weights, segments, sizes, self.EPS))  # Eq. 12
 
 
-AttentionName = Literal["dam", "sam", "mam"]  # methods and estimators take their choices from here
+class ABMIL(Attention):
+    """Softmax of wᵀ tanh(V h), or gated, of wᵀ (tanh(V h) ⊙ sigmoid(U h)).
+
+    Ilse et al., Attention-based Deep Multiple Instance Learning (ICML 2018), Eqs. 8 and 9.
+    """
+
+    HIDDEN = 128  # rows of V and U, as in the paper
+
+    def __init__(self, gated: bool) -> None:
+        super().__init__()
+        self.gated = gated
+
+    def make_score(self, width: int, k: int) -> nn.Module:
+        """Return the module of the scores, which does not depend on the number of classes."""
+        if self.gated:
+            return nn.Sequential(TanhGate(width, self.HIDDEN), nn.Linear(self.HIDDEN, 1), nn.Flatten(0))
+        return nn.Sequential(
+            nn.Linear(width, self.HIDDEN), nn.Tanh(), nn.Linear(self.HIDDEN, 1), nn.Flatten(0)
+        )
+
+    def forward(self, scores: Tensor, segments: Tensor, sizes: Tensor) -> Tensor:
+        """Return the attention weights (N,)."""
+        return segment_softmax(scores, segments, len(sizes))
+
+
+class TanhGate(nn.Module):
+    """tanh(V h) ⊙ sigmoid(U h): (N, L) -> (N, hidden)."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gates = nn.Linear(width, 2 * hidden)  # V first; one matrix product for both
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the gated features (N, hidden)."""
+        first, second = self.gates(h).chunk(2, dim=1)
+        gated: Tensor = first.tanh() * second.sigmoid()
+        return gated
+
+
+AttentionName = Literal[
+    "dam", "sam", "mam", "abmil", "abmil-gated"
+]  # methods and estimators take their choices from here
 ATTENTIONS: tuple[AttentionName, ...] = get_args(AttentionName)
 
 
@@ -124,6 +169,8 @@ def make_attention(name: str, width: int, **tau: float | str) -> Attention:
         return SAM(width)
     if name == "mam":
         return MAM(width, **tau)  # type: ignore[arg-type]
+    if name in ("abmil", "abmil-gated"):
+        return ABMIL(gated=name == "abmil-gated")
     raise SettingError(f"There is no attention '{name}'.{suggest(name, ATTENTIONS)}")
 
 

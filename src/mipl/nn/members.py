@@ -241,7 +241,7 @@ class _Memory:
 def _layers(net: BagNetwork) -> list[nn.Parameter]:
     """Return weights and biases of the linear layers: encoder, gates, score (two layers), head."""
     modules = (net.encoder[0], net.score.gates, net.score.score[0], net.score.score[2], net.head)  # type: ignore[index]
-    return [p for module in modules for p in (module.weight, module.bias)]  # type: ignore[misc]
+    return [p for module in modules for p in (module.weight, module.bias)]  # type: ignore[misc,union-attr]
 
 
 def _matrices(net: BagNetwork) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The network of all attention-based methods: encoder, attention, head."""
+"""The networks of all attention-based methods: encoder, attention or another aggregator, head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mipl.nn.attention import Attention, GatedScore, aggregate
+from mipl.nn.aggregators import Aggregator
+from mipl.nn.attention import Attention, aggregate
 from mipl.nn.segments import segment_ids, segment_sum
 
 BACKGROUND_LEVEL = 0.1  # relative to uniform attention: an instance below it is background
@@ -21,8 +22,8 @@ class Output(NamedTuple):
 
     logits: Tensor  # (b, k)
     embedding: Tensor  # (b, L) z, Eq. 13
-    attention: Tensor  # (N,) a
-    scores: Tensor  # (N,) ξ, Eq. 7
+    attention: Tensor  # (N,) a; (0,) of an aggregator that is not attention
+    scores: Tensor  # (N,) ξ, Eq. 7; likewise
     features: Tensor | None = None  # (N, L) h; None if they were not all in memory
     background: Tensor | None = None  # (b, k) logits of the mean background, 0 without one
 
@@ -46,21 +47,75 @@ class AttentionNetwork(Protocol):
         """Return the background-entropy regulariser of each bag (b,)."""
 
 
-class BagNetwork(nn.Module):
-    """Instances (N, …) and sizes (b,) -> logits (b, k), bag features and attention."""
+class InstanceNetwork(nn.Module):
+    """Base class of networks that encode every instance before a bag is aggregated."""
 
     CHUNK = 4096  # instances encoded at once without gradients: bounds the memory for huge bags
-    STORED = 4 * CHUNK  # number of instances above which they are read in chunks, and encoded twice
 
-    def __init__(
-        self, scaling: nn.Module, encoder: nn.Module, score: GatedScore, attention: Attention, head: nn.Module
-    ) -> None:
+    def __init__(self, scaling: nn.Module, encoder: nn.Module) -> None:
         super().__init__()
         self.scaling = scaling
         self.encoder = encoder
+
+    @property
+    def width(self) -> int:
+        """The width of the bag features z."""
+        raise NotImplementedError
+
+    def encode(self, instances: Tensor) -> Tensor:
+        """Return instance features (N, L) of instances (N, …); in chunks if no gradient is needed."""
+        if torch.is_grad_enabled() or len(instances) <= self.CHUNK:
+            features: Tensor = self.encoder(self.scaling(instances))
+            return features
+        return torch.cat([self.encoder(self.scaling(part)) for part in torch.split(instances, self.CHUNK)])
+
+
+class AggregatedNetwork(InstanceNetwork):
+    """Instances (N, …) and sizes (b,) -> logits (b, k) and bag features, without attention weights."""
+
+    def __init__(
+        self, scaling: nn.Module, encoder: nn.Module, aggregator: Aggregator, head: nn.Module
+    ) -> None:
+        super().__init__(scaling, encoder)
+        self.aggregator = aggregator
+        self.attention = Attention()  # has no schedule
+        self.head = head
+
+    @property
+    def width(self) -> int:
+        """The width of the bag features z."""
+        return self.aggregator.width
+
+    def forward(self, instances: Tensor, sizes: Tensor) -> Output:
+        """Encode, aggregate, classify."""
+        h = self.encode(instances)  # (N, L)
+        z = self.aggregator.of_bags(h, sizes)  # (b, width of the aggregator)
+        nothing = h.new_zeros(0)
+        return Output(self.head(z), z, nothing, nothing, h)
+
+    def background_kl(self, output: Output, sizes: Tensor) -> Tensor:
+        """Return zeros (b,): without attention no instance is background."""
+        return output.logits.new_zeros(len(sizes))
+
+
+class BagNetwork(InstanceNetwork):
+    """Instances (N, …) and sizes (b,) -> logits (b, k), bag features and attention."""
+
+    # number of instances above which they are read in chunks, and encoded twice
+    STORED = 4 * InstanceNetwork.CHUNK
+
+    def __init__(
+        self, scaling: nn.Module, encoder: nn.Module, score: nn.Module, attention: Attention, head: nn.Module
+    ) -> None:
+        super().__init__(scaling, encoder)
         self.score = score
         self.attention = attention
         self.head = head
+
+    @property
+    def width(self) -> int:
+        """The width of the bag features z."""
+        return int(self.get_parameter("head.weight").shape[1])
 
     def forward(self, instances: Tensor | ChunkedInstances, sizes: Tensor) -> Output:
         """Encode, score, attend, sum within bags, classify (steps 5–8 of Algorithm 1)."""
@@ -107,13 +162,6 @@ class BagNetwork(nn.Module):
         for chunk, (part, bags) in zip(instances.parts(self.CHUNK), parts, strict=True):
             z = z + aggregate(part, self.encode(chunk), bags, len(sizes))
         return Output(self.head(z), z, weights, scores)
-
-    def encode(self, instances: Tensor) -> Tensor:
-        """Return instance features (N, L) of instances (N, …); in chunks if no gradient is needed."""
-        if torch.is_grad_enabled() or len(instances) <= self.CHUNK:
-            features: Tensor = self.encoder(self.scaling(instances))
-            return features
-        return torch.cat([self.encoder(self.scaling(part)) for part in torch.split(instances, self.CHUNK)])
 
 
 class Ensemble(nn.Module):

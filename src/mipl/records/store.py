@@ -24,6 +24,7 @@ from mipl.records.spec import RunSpec, spec_hash
 
 FORMAT = "mipl-record-1"
 INFO, PREDICTIONS = "record.json", "predictions.npz"
+EXTERNAL = "external"  # the recipe of the predictions of another tool
 ARRAYS = ("ids", "probabilities", "labels")
 # Optional contents of a record, stored on request. They do not affect the result or the hash of a run.
 EXTRAS = {
@@ -72,6 +73,11 @@ class Record:
     def metrics(self) -> dict[str, float]:
         """Metric name -> value on the test bags."""
         return dict(self.info["metrics"])
+
+    @property
+    def is_external(self) -> bool:
+        """Whether the predictions are those of another tool."""
+        return bool(self.info["spec"]["recipe"] == EXTERNAL)
 
     @property
     def share(self) -> float:

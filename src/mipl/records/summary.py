@@ -96,7 +96,8 @@ def _row(group: _Group, members: list[Record]) -> SummaryRow:
         "ece": float(ece.mean()),
         "ece_std": sample_std(ece),
         "highest_confidence": float(max(member.arrays["probabilities"].max() for member in members)),
-        "seconds": float(np.mean([member.info["seconds"]["fit"] for member in members])),
+        # predictions of another tool have no time of training
+        "seconds": float(np.mean([member.info["seconds"].get("fit", np.nan) for member in members])),
     }
 
 

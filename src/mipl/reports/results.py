@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 from mipl.records.store import Record
@@ -85,7 +86,7 @@ def result_cells(row: ResultRow) -> list[str]:
         _or_dash(row["paper_accuracy"]),
         mean_and_std(row["ece"], row["ece_std"]),
         _or_dash(row["paper_ece"]),
-        f"{row['seconds']:.0f}",
+        "–" if math.isnan(row["seconds"]) else f"{row['seconds']:.0f}",
     ]
 
 

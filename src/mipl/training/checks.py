@@ -10,11 +10,14 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
-from mipl.data.bags import Bags
+from mipl.data.bags import Bags, as_bags
+from mipl.data.candidates import is_matrix, observed_classes, read_sets
 from mipl.data.features import aligned
 from mipl.data.formats.origin import check_same_features
 from mipl.errors import DataError, MiplNotice, listed
 from mipl.registry import Settings
+
+RandomState = int | np.random.RandomState | np.random.Generator | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +29,43 @@ class Parameters(Settings):
     encoder: nn.Module | None = None  # the user's own encoder of instances
     device: str = "auto"  # auto, cpu or cuda
     verbose: bool | int = False  # show the progress of training
+
+
+def drawn_seed(random_state: RandomState, stored: int | None = None) -> int | None:
+    """Return a seed as it is; of a NumPy generator ``stored``, or if there is none the next draw."""
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(2**31 - 1)) if stored is None else stored
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(2**31 - 1)) if stored is None else stored
+    return random_state
+
+
+def with_targets(bags: Any, y: Any) -> Bags:
+    """Return bags with the candidate sets ``y``, unless they carry sets of their own.
+
+    As in scikit-learn, the classes are those that occur: integers keep their values.
+    """
+    given = as_bags(bags)
+    if y is None or (isinstance(bags, Bags) and bags.candidates is not None):
+        return given
+    if is_matrix(y):
+        return given.with_candidates(y)
+    sets = read_sets(y, given.ids.tolist())
+    return given.with_candidates(sets, classes=None if given.classes else observed_classes(sets))
+
+
+def with_sample_weight(bags: Bags, sample_weight: Any) -> Bags:
+    """Return bags with weights in the loss (m,), scaled to a mean of 1."""
+    if sample_weight is None:
+        return bags
+    weights = np.asarray(sample_weight, dtype=np.float64)
+    if weights.shape != (len(bags),):
+        raise DataError(
+            f"sample_weight has the shape {weights.shape}: give one number per bag, ({len(bags)},)."
+        )
+    if not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
+        raise DataError("sample_weight must be finite and not negative, and not 0 for every bag.")
+    return dataclasses.replace(bags, sample_weight=weights / weights.mean())
 
 
 def check_training(bags: Bags) -> None:

@@ -195,6 +195,8 @@ def train_stacked(
     else:
         flat = None if initial is None else initial.to(device).flatten(0, 1)
         table = training.method.table(candidates, flat, members)
+    if bags.sample_weight is not None:
+        table.importance = torch.tensor(bags.sample_weight, device=device).float().repeat(members)
     return training.run(nets, bags, table, 1, last, seen=seen), table
 
 

@@ -129,6 +129,8 @@ class Loop:
             if len(batch.sizes):  # of several processes one may have no bag in a batch
                 with group.autocast():
                     losses = method.objective(net, batch, table, context)  # (b,)
+                if table.importance is not None:
+                    losses = losses * table.importance[batch.index]
                 if batch.mask is None:
                     torch.autograd.backward(losses, torch.full_like(losses, 1 / batch.step))
                     loss = losses.detach().sum(dim=0, keepdim=True)

@@ -31,7 +31,7 @@ from mipl.methods.base import Method
 from mipl.metrics import approximated_accuracy, covering_rate, set_log_likelihood
 from mipl.nn.attention import MAM
 from mipl.nn.encoders import FeatureEncoder, Projection, Standardize
-from mipl.nn.network import BagNetwork, Ensemble
+from mipl.nn.network import AggregatedNetwork, BagNetwork, Ensemble, InstanceNetwork
 from mipl.seeding import rng_for, seed_for
 from mipl.training.checkpoint import History, last_epoch
 from mipl.training.crossfit import (
@@ -369,14 +369,14 @@ def principal_axes(bags: Bags, scaling: Standardize, components: int, device: to
 
 def _is_wide(net: nn.Module, components: int) -> bool:
     return (
-        type(net) is BagNetwork
+        type(net) in (BagNetwork, AggregatedNetwork)
         and isinstance(net.scaling, Standardize)
         and type(net.encoder) is FeatureEncoder
         and 0 < components < len(net.scaling.mean)
     )
 
 
-def _reduce(net: BagNetwork, axes: Tensor, seed: int) -> None:
+def _reduce(net: InstanceNetwork, axes: Tensor, seed: int) -> None:
     """Make a network on features (·, d) one on their principal components, in place."""
     encoder = net.encoder
     assert isinstance(encoder, FeatureEncoder)
@@ -388,6 +388,6 @@ def _reduce(net: BagNetwork, axes: Tensor, seed: int) -> None:
 
 def _unfold(net: nn.Module) -> nn.Module:
     """Make a reduced network one on all features again, in place, with the same predictions."""
-    if isinstance(net, BagNetwork) and isinstance(net.scaling, Projection):
+    if isinstance(net, InstanceNetwork) and isinstance(net.scaling, Projection):
         net.scaling, net.encoder[0] = net.scaling.fold(net.encoder[0])  # type: ignore[index,operator]
     return net

@@ -20,6 +20,7 @@ from mipl.methods.base import Method
 from mipl.nn.members import Members, can_be_member
 from mipl.nn.network import BagNetwork
 from mipl.pseudo_labels import AnnotatedLabels, PseudoLabels
+from mipl.registry import portable_settings
 from mipl.training.checkpoint import History, load_checkpoint, save_checkpoint
 from mipl.training.distributed import ProcessGroup, randomness
 from mipl.training.epoch import Loop
@@ -46,7 +47,7 @@ class Training:
             del recipe["max_instances"]
         return {
             "method": type(self.method).__name__,
-            "hyper-parameters": {**self.method.removed, **dataclasses.asdict(self.method)},
+            "hyper-parameters": {**self.method.removed, **portable_settings(self.method)},
             "recipe": recipe,
             "recipe_version": RECIPE_VERSION,
             "seed": self.seed,
@@ -70,9 +71,15 @@ class Training:
             own = bags[self.group.rank :: self.group.processes]
             votes = vote_table(own, self.group.device)
             assert votes is not None
-            return AnnotatedLabels(loader.local_rows(bags.candidate_sets), votes, add=self.group.add)
-        initial = None if bags.weights is None else loader.local_rows(bags.weights)
-        return self.method.table(loader.local_rows(bags.candidate_sets), initial)
+            table: PseudoLabels = AnnotatedLabels(
+                loader.local_rows(bags.candidate_sets), votes, add=self.group.add
+            )
+        else:
+            initial = None if bags.weights is None else loader.local_rows(bags.weights)
+            table = self.method.table(loader.local_rows(bags.candidate_sets), initial)
+        if bags.sample_weight is not None:
+            table.importance = loader.local_rows(bags.sample_weight).float()
+        return table
 
     def can_stack(self, nets: Sequence[nn.Module]) -> bool:
         """Return whether networks can be trained as one: known layers, and a loss of logits alone."""

@@ -257,13 +257,15 @@ def write_predictions(
             writer.writerow([bag, classes[top], repr(float(row[top])), *(repr(float(p)) for p in row)])
 
 
-def read_predictions(path: Path) -> tuple[list[str], list[str], NDArray[np.float64]]:
+def read_predictions(path: Path, *, derived: bool = True) -> tuple[list[str], list[str], NDArray[np.float64]]:
     """Read ids, class names and probabilities (m, k) written by :func:`write_predictions`.
 
-    In older files the column ``predicted`` is called ``label``.
+    In older files the column ``predicted`` is called ``label``. ``derived``: whether the columns that follow
+    from the probabilities are required; other tools need not write them.
     """
-    header, rows = read_rows(path, ("bag_id", "confidence"), strip=False)
-    needed_column(path, header, ("predicted", "label"))
+    header, rows = read_rows(path, ("bag_id", "confidence") if derived else ("bag_id",), strip=False)
+    if derived:
+        needed_column(path, header, ("predicted", "label"))
     if not rows:
         raise DataError(f"{path} has no predictions, only a header.")
     columns = [name for name in header if name.startswith("p(") and name.endswith(")")]

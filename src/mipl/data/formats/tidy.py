@@ -42,6 +42,8 @@ LARGEST = float(np.finfo(np.float32).max)
 def read_tidy(path: Path, *, ignore: Iterable[str] = (), missing_truth: bool = False) -> Bags:
     """Read bags of vectors from a table with one row per instance; the rows of a bag need not be adjacent.
 
+    A table with ``candidates`` and without bag ids is partial-label data: each row is a bag of one instance.
+
     Columns: ``bag_id`` or ``slide_id``; optional columns of the bag, with the same value in each of its rows,
     are ``candidates`` (names separated by ``|``), ``weights`` (numbers in their order), ``label``, and the
     patient as ``group``, ``case_id``, ``patient`` or ``PATIENT``; optional columns of the instance are
@@ -96,6 +98,11 @@ def read_tidy(path: Path, *, ignore: Iterable[str] = (), missing_truth: bool = F
         raise DataError(f"{path}: {error}") from error
 
 
+def _is_partial_label(header: Sequence[str]) -> bool:
+    """Return whether a table has candidates, but neither bag ids nor a column that may be a misspelt one."""
+    return "candidates" in header and not any(name in IDS or near_miss(name, IDS) for name in header)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Rows:
     """The bag of each row of a table."""
@@ -110,8 +117,11 @@ class _Rows:
 
     @classmethod
     def of(cls, path: Path, columns: dict[str, Any]) -> _Rows:
-        """Group the rows by the column of bag ids."""
-        bag, ids = _encode(columns[needed_column(path, list(columns), IDS)])
+        """Group the rows by the column of bag ids; without one, every row is a bag."""
+        header = list(columns)
+        if _is_partial_label(header):
+            return cls._single(path, columns)
+        bag, ids = _encode(columns[needed_column(path, header, IDS)])
         if not ids:
             raise DataError(f"{path} has no rows: there is no bag.")
         if "" in ids:
@@ -120,6 +130,15 @@ class _Rows:
         sizes = np.bincount(bag)
         order = np.argsort(bag, kind="stable")
         return cls(path, columns, ids, bag, sizes, order, order[np.cumsum(sizes) - sizes])
+
+    @classmethod
+    def _single(cls, path: Path, columns: dict[str, Any]) -> _Rows:
+        """Return bags of one instance, whose ids are the numbers of the rows of data, from 1."""
+        count = len(columns["candidates"])
+        if not count:
+            raise DataError(f"{path} has no rows: there is no bag.")
+        place, ids = np.arange(count), [str(number) for number in range(1, count + 1)]
+        return cls(path, columns, ids, place, np.ones(count, dtype=np.int64), place, place)
 
     def per_bag(self, name: str | None) -> tuple[str, ...] | None:
         """Return the value of a column for each bag, or None; different values in one bag are an error."""
@@ -233,7 +252,8 @@ def _columns(path: Path, ignore: Sequence[str]) -> dict[str, Any]:
 
 def _kept(path: Path, header: Sequence[str], ignore: Sequence[str]) -> list[str]:
     check_not_predictions(path, header)
-    needed_column(path, header, IDS)
+    if not _is_partial_label(header):
+        needed_column(path, header, IDS)
     return without(path, header, ignore)
 
 
