@@ -263,8 +263,8 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._check_fitted()
         if self.training_features_ is None:
             return None
-        names = self.trained_on_.get("feature_names")
-        return self.training_features_.distances(check_features(as_bags(bags), self.feature_shape_, names))
+        known = check_features(as_bags(bags), self.feature_shape_, self.trained_on_)
+        return self.training_features_.distances(known)
 
     def disagreement(self, bags: Any) -> FloatArray:
         """Return how far the members of an ensemble disagree on each bag (m,): 0 for a single network.
