@@ -76,7 +76,7 @@ class Members(nn.Module):
         self.attention = nets[0].attention
         self.dropout = nets[0].encoder[2]  # type: ignore[index]
         self.sigmoid = isinstance(nets[0].head, SigmoidHead)
-        self._buffers: dict[tuple[str, int], Tensor] = {}
+        self._storage: dict[tuple[str, int], Tensor] = {}
         self._memory: dict[tuple[int, int, int], _Memory] = {}
 
     def views(self, vector: Tensor) -> list[Tensor]:
@@ -153,9 +153,9 @@ class Members(nn.Module):
 
     def buffer(self, name: str, part: int, *shape: int) -> Tensor:
         """Return memory for a tensor of a shape, overwritten when the next step asks for it again."""
-        size, own = math.prod(shape), self._buffers.get((name, part))
+        size, own = math.prod(shape), self._storage.get((name, part))
         if own is None or own.shape[0] < size:
-            own = self._buffers[name, part] = self.flat.detach().new_empty(size + size // 8)
+            own = self._storage[name, part] = self.flat.detach().new_empty(size + size // 8)
             self._memory.clear()
         return own[:size].view(shape)
 
@@ -260,7 +260,7 @@ def _unpacked(matrices: Sequence[Tensor]) -> list[Tensor]:
 
 
 # by the first network: what its parameters were, themselves (so that no id is given again), and all as one
-_Stacked = tuple[list[tuple[int, ...]], list[Tensor], Members]
+_Stacked = tuple[list[tuple[int, int, int]], list[Tensor], Members]
 _STACKED: weakref.WeakKeyDictionary[nn.Module, _Stacked] = weakref.WeakKeyDictionary()
 
 
@@ -284,7 +284,7 @@ def for_prediction(nets: Sequence[nn.Module]) -> Members | None:
         members._nets = []  # no reference to the key
         _STACKED[own[0]] = state, tensors, members
     alone = copy.copy(members)
-    alone._buffers, alone._memory = {}, {}
+    alone._storage, alone._memory = {}, {}
     return alone
 
 
