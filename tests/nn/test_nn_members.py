@@ -215,4 +215,10 @@ def test_networks_that_have_changed_are_stacked_again():
             torch.testing.assert_close(for_prediction(nets)(x, sizes).logits, wanted, atol=1e-5, rtol=1e-4)
     first, second = for_prediction(nets), for_prediction(nets)
     assert first.flat is second.flat
-    assert first._buffers is not second._buffers
+    assert first._storage is not second._storage
+
+
+def test_the_state_is_the_parameters_and_what_surrounds_them():
+    members = Members(networks(2, "mam"))
+    members(torch.randn(12, D), torch.tensor([5, 7]))  # what a step writes is no state
+    assert sorted(members.state_dict()) == ["attention.tau", "flat", "scaling.mean", "scaling.std"]

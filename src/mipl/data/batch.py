@@ -67,16 +67,13 @@ class BagLoader:
 
     def batch(self, index: IntArray) -> BagBatch:
         """Return the bags at ``index`` as one batch."""
-        return self._batch(index, self.bags.rows(index), self.bags.sizes[index], len(index))
-
-    def _batch(self, index: IntArray, rows: IntArray, sizes: IntArray, step: int) -> BagBatch:
         position = torch.from_numpy(index // self.shard[1]).to(self.device)
         return BagBatch(
-            instances=self.read(rows),
-            sizes=torch.from_numpy(sizes).to(self.device),
+            instances=self.read(self.bags.rows(index)),
+            sizes=torch.from_numpy(self.bags.sizes[index]).to(self.device),
             index=position,
             candidates=None if self._candidates is None else self._candidates[position],
-            step=step,
+            step=len(index),
         )
 
     def read(self, rows: IntArray) -> Tensor:
@@ -134,9 +131,18 @@ class BagLoader:
                 rows = rows[np.repeat(local, sizes)]
                 index, sizes = index[local], sizes[local]
             ends = np.concatenate([[0], np.cumsum(sizes)])
+            position = torch.from_numpy(index // processes).to(self.device)
+            lengths = torch.from_numpy(sizes).to(self.device)
+            candidates = None if self._candidates is None else self._candidates[position]
             for first, step in zip(range(0, sum(steps), batch_size), steps, strict=True):
                 part = slice(before[first], before[first + step])
-                yield self._batch(index[part], rows[ends[part.start] : ends[part.stop]], sizes[part], step)
+                yield BagBatch(
+                    instances=self.read(rows[ends[part.start] : ends[part.stop]]),
+                    sizes=lengths[part],
+                    index=position[part],
+                    candidates=None if candidates is None else candidates[part],
+                    step=step,
+                )
 
     def in_order(self, instances: int = 8192, *, stored: int | None = None) -> Iterator[BagBatch]:
         """Yield every bag once in order.

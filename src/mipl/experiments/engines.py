@@ -148,6 +148,7 @@ class _Pool:
         while self._waiting or self._running:
             while self._waiting and len(self._running) < self.workers:
                 self._start(self._waiting.pop(0))
+            self._end_idle()
             for connection in wait(list(self._running)):
                 assert isinstance(connection, Connection)
                 task, _ = self._running[connection]
@@ -165,6 +166,13 @@ class _Pool:
         for process in [process for _, process in [*self._running.values(), *self._idle]]:
             process.terminate()
             process.join()
+
+    def _end_idle(self) -> None:
+        """End the processes for which there is no other run."""
+        for connection, process in self._idle:
+            connection.close()  # a process ends when nobody is connected to it
+            process.join()
+        self._idle.clear()
 
     def _start(self, task: _Task) -> None:
         """Give the job to an idle process, or to a new one."""

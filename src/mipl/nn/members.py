@@ -76,7 +76,7 @@ class Members(nn.Module):
         self.attention = nets[0].attention
         self.dropout = nets[0].encoder[2]  # type: ignore[index]
         self.sigmoid = isinstance(nets[0].head, SigmoidHead)
-        self._buffers: dict[tuple[str, int], Tensor] = {}
+        self._storage: dict[tuple[str, int], Tensor] = {}
         self._memory: dict[tuple[int, int, int], _Memory] = {}
 
     def views(self, vector: Tensor) -> list[Tensor]:
@@ -99,7 +99,7 @@ class Members(nn.Module):
                 self.flat, self, self.scaling(instances[rows]), sizes[bags],
                 None if mask is None else mask[rows], factor, number if torch.is_grad_enabled() else 0,
             )
-            for number, (bags, rows) in enumerate(_parts(sizes, self.matrices[0].shape[0]))
+            for number, (bags, rows) in enumerate(_parts(sizes, *self.matrices[0].shape[::2]))
         ]  # fmt: skip
         logits, background, z, weights, scores = (
             part[0] if len(parts) == 1 else torch.cat(part, dim=1) for part in zip(*parts, strict=True)
@@ -153,9 +153,9 @@ class Members(nn.Module):
 
     def buffer(self, name: str, part: int, *shape: int) -> Tensor:
         """Return memory for a tensor of a shape, overwritten when the next step asks for it again."""
-        size, own = math.prod(shape), self._buffers.get((name, part))
+        size, own = math.prod(shape), self._storage.get((name, part))
         if own is None or own.shape[0] < size:
-            own = self._buffers[name, part] = self.flat.detach().new_empty(size + size // 8)
+            own = self._storage[name, part] = self.flat.detach().new_empty(size + size // 8)
             self._memory.clear()
         return own[:size].view(shape)
 
@@ -177,11 +177,13 @@ class Members(nn.Module):
     def clip(self, largest: float) -> None:
         """Shorten the gradient of each network to a norm of at most ``largest``."""
         assert self.flat.grad is not None
-        e = len(self.matrices[0])
-        rows = [self.flat.grad[None]] if e == 1 else [g.view(e, -1) for g in self.views(self.flat.grad)]
-        norm = torch.linalg.vector_norm(
-            torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows]), dim=0
-        )
+        if len(self._nets) == 1:
+            norm = torch.linalg.vector_norm(self.flat.grad)
+            self.flat.grad.mul_((largest / (norm + 1e-6)).clamp_(max=1.0))
+            return
+        rows = [gradient.flatten(1) for gradient in self.views(self.flat.grad)]
+        norms = [torch.linalg.vector_norm(row, dim=1) for row in rows]
+        norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factor = (largest / (norm + 1e-6)).clamp_(max=1.0)[:, None]
         torch._foreach_mul_(rows, [factor] * len(rows))
 
@@ -258,7 +260,7 @@ def _unpacked(matrices: Sequence[Tensor]) -> list[Tensor]:
 
 
 # by the first network: what its parameters were, themselves (so that no id is given again), and all as one
-_Stacked = tuple[list[tuple[int, ...]], list[Tensor], Members]
+_Stacked = tuple[list[tuple[int, int, int]], list[Tensor], Members]
 _STACKED: weakref.WeakKeyDictionary[nn.Module, _Stacked] = weakref.WeakKeyDictionary()
 
 
@@ -282,7 +284,7 @@ def for_prediction(nets: Sequence[nn.Module]) -> Members | None:
         members._nets = []  # no reference to the key
         _STACKED[own[0]] = state, tensors, members
     alone = copy.copy(members)
-    alone._buffers, alone._memory = {}, {}
+    alone._storage, alone._memory = {}, {}
     return alone
 
 
@@ -362,13 +364,13 @@ class _Forward(torch.autograd.Function):
         return gradient, None, None, None, None, None, None
 
 
-def _parts(sizes: Tensor, members: int) -> list[tuple[slice, slice]]:
-    """Return which bags, and which of their instances, are computed at once.
+def _parts(sizes: Tensor, members: int, width: int) -> list[tuple[slice, slice]]:
+    """Return which bags, and which of their instances of a width, are computed at once.
 
-    What is computed of few instances stays in the processor's cache, and the dense A of few bags is small;
-    with many of either, operations are few.
+    What is computed of few instances stays in the processor's cache, and the products with the dense A of
+    few bags are small beside those with the instances; with many of either, operations are few.
     """
-    most_bags, enough = max(8, BAGS // members), max(1, ROWS // members)
+    most_bags, enough = max(8, BAGS // members, width // 16), max(1, ROWS // members)
     lengths = sizes.tolist()
     if len(lengths) <= most_bags and sum(lengths) <= enough:
         return [(slice(None), slice(None))]

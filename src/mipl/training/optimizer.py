@@ -12,7 +12,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 MOMENTUM = 0.9  # of SGD
@@ -57,13 +56,17 @@ class Optimizer:
         for share, parameters in shares:
             own = list({id(p): p for p in parameters if p.requires_grad and id(p) not in known}.values())
             known |= {id(p) for p in own}
-            for p in own:
-                p.grad = torch.zeros_like(p)
-            names = ("exp_avg", "exp_avg_sq") if kind == "adamw" else ("momentum",)
-            state = {name: [torch.zeros_like(p, requires_grad=False) for p in own] for name in names}
-            if kind == "adamw":
-                state["step"] = [torch.zeros((), device=p.device) for p in own]
-            self.layers.append(Layers(share, list(own), state))
+            for dtype in dict.fromkeys(p.dtype for p in own):  # one call needs one type
+                self.layers.append(self._layers(share, [p for p in own if p.dtype == dtype]))
+
+    def _layers(self, share: float, own: list[nn.Parameter]) -> Layers:
+        for p in own:
+            p.grad = torch.zeros_like(p)
+        names = ("exp_avg", "exp_avg_sq") if self.kind == "adamw" else ("momentum",)
+        state = {name: [torch.zeros_like(p, requires_grad=False) for p in own] for name in names}
+        if self.kind == "adamw":
+            state["step"] = [torch.zeros((), device=p.device) for p in own]
+        return Layers(share, list(own), state)
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -91,9 +94,10 @@ class Optimizer:
                     nesterov=True, maximize=False,
                 )  # fmt: skip
             else:
-                adamw(
+                torch._foreach_add_(state["step"], 1)
+                torch._fused_adamw_(
                     layers.parameters, layers.gradients, state["exp_avg"], state["exp_avg_sq"], [],
-                    state["step"], fused=True, amsgrad=False, beta1=BETAS[0], beta2=BETAS[1], lr=rate,
+                    state["step"], amsgrad=False, beta1=BETAS[0], beta2=BETAS[1], lr=rate,
                     weight_decay=self.weight_decay, eps=self.eps, maximize=False,
                 )  # fmt: skip
 
