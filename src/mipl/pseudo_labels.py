@@ -268,5 +268,6 @@ class AnnotatedLabels(PseudoLabels):
         log_p = log_p.double().nan_to_num(nan=0.0)  # a bag that has not been seen: no prediction
         found = self.model.fit(log_p, self.memory["confusion"], self.strength, VOTE_STEPS)
         self._set_confusion(found.confusion)
-        right = found.counts.diagonal(dim1=2, dim2=3).sum(dim=(1, 2)) / found.counts.sum(dim=(1, 2, 3))
-        return [{"votes_right": float(share)} for share in right]
+        right = found.counts.diagonal(dim1=2, dim2=3).sum(dim=(1, 2))
+        share = right / found.counts.sum(dim=(1, 2, 3)).clamp(min=1e-12)
+        return [{"votes_right": float(each)} for each in share]

@@ -125,7 +125,7 @@ def expected_gain(posterior: Floats, confusion: Floats) -> Floats:
     """
     vote = np.einsum("mc,acl->mal", posterior, confusion)
     within = np.einsum("mc,ac->ma", posterior, entropy(confusion))
-    return np.maximum(entropy(vote) - within, 0.0)
+    return np.asarray(np.maximum(entropy(vote) - within, 0.0))
 
 
 def next_questions(
