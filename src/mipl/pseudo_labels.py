@@ -215,7 +215,10 @@ class AnnotatedLabels(PseudoLabels):
         super().__init__(candidates, members=members)
         self.model = AnnotatorModel(votes, members, seen, add)
         self.estimated = confusion is None
-        self._set_confusion(self.model.from_votes().confusion if confusion is None else confusion)
+        if confusion is None:
+            start = self.model.from_votes()
+            confusion, self.strength = start.confusion, start.strength  # κ stays
+        self._set_confusion(confusion)
         self.weights = self.log_votes.softmax(dim=1).to(self.weights)
         self._log_p = torch.full_like(self.weights, torch.nan)  # predictions of the last epoch
 
@@ -252,6 +255,8 @@ class AnnotatedLabels(PseudoLabels):
             confusion=self.memory["confusion"][member : member + 1].clone(),
         )
         own.weights, own.estimated = self.weights[index].clone(), self.estimated
+        if self.estimated:
+            own.strength = self.strength[member : member + 1]
         return own
 
     def balance_classes(self, proportions: Tensor, prior: Tensor, strength: Tensor) -> None:
@@ -263,7 +268,8 @@ class AnnotatedLabels(PseudoLabels):
             return []
         log_p = self._log_p.view(self._members, -1, self._log_p.shape[1])
         log_p = log_p.double().nan_to_num(nan=0.0)  # a bag that has not been seen: no prediction
-        found = self.model.fit(log_p, self.memory["confusion"], VOTE_STEPS)
+        found = self.model.fit(log_p, self.memory["confusion"], self.strength, VOTE_STEPS)
         self._set_confusion(found.confusion)
-        right = found.counts.diagonal(dim1=2, dim2=3).sum(dim=(1, 2)) / found.counts.sum(dim=(1, 2, 3))
-        return [{"votes_right": float(share)} for share in right]
+        right = found.counts.diagonal(dim1=2, dim2=3).sum(dim=(1, 2))
+        share = right / found.counts.sum(dim=(1, 2, 3)).clamp(min=1e-12)
+        return [{"votes_right": float(each)} for each in share]

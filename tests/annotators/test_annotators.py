@@ -290,6 +290,7 @@ def test_quality_tells_experts_from_guessers():
 
 def test_annotators_who_differ_have_a_weak_prior():
     alike = AnnotatorModel(VoteTable.of(crowd(0, 500, quality=(0.8,) * 6)[1], 500, 6, 3)).from_votes()
+    assert float(alike.strength[0]) >= 32
     differ = AnnotatorModel(
         VoteTable.of(crowd(0, 500, quality=(0.97, 0.9, 0.35, 0.4, 0.95, 0.5))[1], 500, 6, 3)
     )

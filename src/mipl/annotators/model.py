@@ -1,9 +1,9 @@
 """A confusion matrix per annotator with a hierarchical prior, estimated by EM beside class probabilities.
 
 T_r[c, l] = P(annotator r votes l | true class c). The rows of T_r have a Dirichlet prior whose mean is the
-same row of a matrix that all annotators share, and whose strength κ is estimated from the votes: an annotator
-with few votes has the shared matrix. The shared matrix has a Dirichlet prior in favour of its diagonal. A
-vote may name several labels, "one of these": its probability is the sum over them.
+same row of a matrix that all annotators share, and whose strength κ is chosen by the likelihood of held-out
+votes: an annotator with few votes has the shared matrix. The shared matrix has a Dirichlet prior in favour of
+its diagonal. A vote may name several labels, "one of these": its probability is the sum over them.
 
 All functions have a leading dimension of e members, which estimate their matrices from different bags.
 """
@@ -11,7 +11,6 @@ All functions have a leading dimension of e members, which estimate their matric
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -22,8 +21,8 @@ from torch import Tensor
 GOLD = -1  # in the column of annotators: the true label is known, and no annotator is estimated from it
 SHARED_COUNT = 4.0  # pseudo-count of each diagonal entry of the shared matrix …
 OTHER_COUNT = 1.0  # … and of each other row's entries together: right in four of five votes
-STRENGTHS = tuple(2.0**i for i in range(1, 10))  # κ, in votes per class
-STRENGTH_EVERY = 10  # EM steps with one κ
+STRENGTHS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0)  # κ, in votes per class
+CHOICE_STEPS = 10  # of EM for each κ and half of the bags
 IMPOSSIBLE = -1e100  # stands for the log of 0
 Sum = Callable[[Iterable[Tensor]], None]  # sums tensors in place over the processes of a training
 
@@ -154,14 +153,39 @@ class AnnotatorModel:
 
     def from_votes(self, steps: int = 50) -> Estimate:
         """Return the estimate from the votes alone, by EM from the proportions of votes."""
+        return self._from_votes(self.choose_strength(), steps)
+
+    def _from_votes(self, strength: Tensor, steps: int) -> Estimate:
         posterior = self.votes.shares().expand(self.members, -1, -1)
-        found = self.maximise(posterior, self.start())
-        for step in range(steps):
+        found = self.maximise(posterior, self.start(), strength)
+        for _ in range(steps):
             log_class = self._class_proportions(posterior).log()
             posterior = (log_class[:, None] + self.votes.log_likelihood(found.confusion)).softmax(dim=2)
-            strength = None if step % STRENGTH_EVERY == 0 else found.strength
             found = self.maximise(posterior, found.confusion, strength)
         return found
+
+    def choose_strength(self) -> Tensor:
+        """Return the κ (e,) of ``STRENGTHS`` with the highest likelihood of held-out votes.
+
+        Matrices from the votes on every other bag predict the votes on the rest, and the reverse. The
+        likelihood of the expected votes of EM would not do: posteriors under the shared matrix make all
+        annotators look alike, and κ grows without limit.
+        """
+        m = self.votes.shape[0]
+        mine = self.votes.shares().new_ones(self.members, m) if self.seen is None else self.seen.double()
+        mine = mine * self.votes.voted
+        even = torch.arange(m, device=mine.device) % 2 == 0
+        scores = mine.new_zeros(len(STRENGTHS), self.members)
+        for number, value in enumerate(STRENGTHS):
+            strength = mine.new_full((self.members,), value)
+            for half in (even, ~even):
+                model = dataclasses.replace(self, seen=mine * half)
+                found = model._from_votes(strength, CHOICE_STEPS)
+                log_class = model._class_proportions(model.votes_posterior(found)).log()
+                joint = log_class[:, None] + self.votes.log_likelihood(found.confusion)
+                scores[number] += (joint.logsumexp(dim=2) * mine * ~half).sum(dim=1)
+        self.add([scores])
+        return mine.new_tensor(STRENGTHS)[scores.argmax(dim=0)]
 
     def votes_posterior(self, found: Estimate) -> Tensor:
         """Return the posterior (e, m, k) of the classes from the votes, without features."""
@@ -177,33 +201,29 @@ class AnnotatorModel:
         prior = shared_prior(k, self.votes.bag.device)
         return (prior / prior.sum(dim=1, keepdim=True)).expand(self.members, a, k, k)
 
-    def fit(self, log_p: Tensor, confusion: Tensor, steps: int) -> Estimate:
+    def fit(self, log_p: Tensor, confusion: Tensor, strength: Tensor, steps: int) -> Estimate:
         """Re-estimate the matrices by EM with class probabilities fixed.
 
         Args:
             log_p: (e, m, k) log-probabilities of the classes, without the votes.
             confusion: (e, a, k, k) to begin with.
-            steps: number of E and M steps.
+            strength: (e,) κ.
+            steps: number of E and M steps, at least 1.
         """
-        strength = None
-        for step in range(steps):
+        for _ in range(steps):
             posterior = (log_p + self.votes.log_likelihood(confusion)).softmax(dim=2)
-            # κ follows slowly, and its search is the larger part of a step
-            found = self.maximise(posterior, confusion, None if step % STRENGTH_EVERY == 0 else strength)
-            confusion, strength = found.confusion, found.strength
+            found = self.maximise(posterior, confusion, strength)
+            confusion = found.confusion
         return found
 
-    def maximise(self, posterior: Tensor, confusion: Tensor, strength: Tensor | None = None) -> Estimate:
-        """M step: the shared matrix, the strength κ (if not given) and the matrices from posteriors (e, m,
-        k)."""
+    def maximise(self, posterior: Tensor, confusion: Tensor, strength: Tensor) -> Estimate:
+        """M step: the shared matrix and those of the annotators from posteriors (e, m, k), with κ (e,)."""
         counts = self.votes.counts(posterior, confusion, self.seen)
         self.add([counts])
         prior = shared_prior(counts.shape[-1], counts.device)
         pooled = counts.sum(dim=1) + prior  # (e, k, k)
         shared = pooled / pooled.sum(dim=2, keepdim=True)
-        strength = best_strength(counts, shared) if strength is None else strength  # (e,)
-        mass = strength[:, None, None] * shared
-        own = counts + mass[:, None]
+        own = counts + strength[:, None, None, None] * shared[:, None]
         return Estimate(own / own.sum(dim=3, keepdim=True), shared, strength, counts)
 
     def _class_proportions(self, posterior: Tensor) -> Tensor:
@@ -220,20 +240,3 @@ def shared_prior(k: int, device: torch.device | str = "cpu") -> Tensor:
     evenly."""
     prior = torch.full((k, k), OTHER_COUNT / max(k - 1, 1), dtype=torch.float64, device=device)
     return prior.fill_diagonal_(SHARED_COUNT)
-
-
-def best_strength(counts: Tensor, shared: Tensor) -> Tensor:
-    """Return the κ (e,) of ``STRENGTHS`` that maximises the likelihood of counts (e, a, k, k).
-
-    Rows are Dirichlet-multinomial with parameters κ · shared (e, k, k): annotators who differ from each other
-    ask for a small κ, annotators who are alike for a large one.
-    """
-    total = counts.sum(dim=3)  # (e, a, k)
-    scores = []
-    for strength in STRENGTHS:
-        alpha = strength * shared[:, None]
-        row = math.lgamma(strength) - torch.lgamma(strength + total)
-        cells = torch.lgamma(alpha + counts) - torch.lgamma(alpha)
-        scores.append(row.sum(dim=(1, 2)) + cells.sum(dim=(1, 2, 3)))
-    best = torch.stack(scores).argmax(dim=0)  # (e,)
-    return counts.new_tensor(STRENGTHS)[best]

@@ -282,7 +282,8 @@ def vote_evidence(log_p: Tensor, candidates: Tensor, votes: VoteTable) -> tuple[
     A bag without votes has the indicator of its candidate set.
     """
     model = AnnotatorModel(votes)
-    found = model.fit(log_p.double()[None], model.from_votes().confusion, VOTE_STEPS)
+    alone = model.from_votes()
+    found = model.fit(log_p.double()[None], alone.confusion, alone.strength, VOTE_STEPS)
     log_votes = votes.log_likelihood(found.confusion)[0]
     return found, log_votes.masked_fill(~votes.voted[:, None] & ~candidates, -torch.inf)
 
