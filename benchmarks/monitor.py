@@ -1,14 +1,19 @@
-"""False alarms of `mipl watch` and its delay after three shifts: python benchmarks/monitor.py --raw FOLDER
+"""False alarms of `mipl watch` and its delay after a shift: python benchmarks/monitor.py [--raw FOLDER]
 
-FOLDER has crc-tiles, a folder of images per class. Of TILES tiles per class a third trains a single network;
-the others are held-out and new bags of features (lite0-9). Three shifts begin after BEFORE new bags:
+A stream has held-out bags, new bags of the same kind, and from then on bags of a shift, all drawn without
+replacement from the same pool. From the test bags of a recorded run, by their probabilities alone:
+
+- none: no shift, to count false alarms;
+- class mix: two of the five classes become four times as frequent as the others.
+
+With --raw, a folder that has crc-tiles, also from tiles: TILES per class, a third of which train a single
+network on lite0-9 features, and two more shifts:
 
 - stain: the tiles with the haematoxylin and eosin components scaled, as another laboratory stains them;
-- class mix: two of the five classes become four times as frequent as the others;
 - encoder: the same encoder on tiles of half the resolution, as another version of the pipeline reads them.
 
-Features are computed once and saved in --features. Writes results/trust/monitor.json and the table of
-docs/trust.md, in ten to fifteen minutes on one core, nearly all of it for the features.
+Features are computed once, in about ten minutes on one core, and saved in --features. Writes
+results/trust/monitor.json and the table of docs/trust.md.
 """
 
 from __future__ import annotations
@@ -31,13 +36,16 @@ from mipl.estimators import make_classifier
 from mipl.seeding import rng_for
 from mipl.watch import watch
 from pages import filled
+from sequence import recorded
 
 REPO = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = REPO / "results" / "trust" / "monitor.json", REPO / "docs" / "trust.md"
 Floats = NDArray[np.float64]
 GENERATOR, TILES = "lite0-9", 60
 MODEL = ("sam-cn", {"ensemble": 1, "epochs": 30})
-LEVEL, HELD_OUT, BEFORE = 0.05, 60, 20  # of a stream: level, held-out bags, new bags before the shift
+RECORDED = "crc5-lite0-16"
+LEVEL = 0.05  # probability of a false alarm
+HELD_OUT, BEFORE = 0.3, 0.1  # fractions of a pool that are held out, and new before the shift
 SHIFTED_CLASSES, ODDS = 2, 4.0
 # Optical densities of haematoxylin and eosin (Ruifrok and Johnston, 2001) and of their remainder
 STAINS = np.array([[0.65, 0.70, 0.29], [0.07, 0.99, 0.11], [0.27, 0.57, 0.78]])
@@ -103,16 +111,22 @@ def scores_of(bags: dict[str, Bags]) -> tuple[dict[str, dict[str, Floats]], NDAr
     return scores, same.labels[rest], model.score(same[rest])
 
 
+def of_probabilities(p: Floats) -> dict[str, Floats]:
+    """Return the scores of bags whose features are not recorded."""
+    return {"confidence": p.max(axis=1), **{f"p({j})": p[:, j] for j in range(p.shape[1])}}
+
+
 def delays(
     scores: dict[str, dict[str, Floats]], labels: NDArray[np.int64], shift: str, streams: int
 ) -> dict[str, Any]:
     """Return how often a stream alarms, and after how many bags of the shift; "none": there is no shift."""
     same = scores["same"]
     count, alarms, early, found = len(labels), 0, 0, []
+    held_out, before_shift = round(HELD_OUT * count), round(BEFORE * count)
     for number in range(streams):
         rng = rng_for("monitor", shift, number)
         order = rng.permutation(count)
-        held, before, after = np.split(order, [HELD_OUT, HELD_OUT + BEFORE])
+        held, before, after = np.split(order, [held_out, held_out + before_shift])
         if shift == "class mix":
             favoured = rng.permutation(labels.max() + 1)[:SHIFTED_CLASSES]
             odds = np.where(np.isin(labels[after], favoured), ODDS, 1.0)
@@ -123,12 +137,13 @@ def delays(
         alarm = watch(reference, new, level=LEVEL, seed=number).alarm
         if shift == "none":
             alarms += alarm is not None
-        elif alarm is not None and alarm < BEFORE:
+        elif alarm is not None and alarm < before_shift:
             early += 1
         elif alarm is not None:
             alarms += 1
-            found.append(alarm - BEFORE + 1)
-    row: dict[str, Any] = {"shift": shift, "streams": streams, "bags": len(after), "alarms": alarms / streams}
+            found.append(alarm - before_shift + 1)
+    row: dict[str, Any] = {"shift": shift, "streams": streams, "alarms": alarms / streams}
+    row |= {"held_out": held_out, "before": before_shift, "bags": len(after)}
     if shift != "none":
         ordered = np.sort(np.append(found, np.full(streams - early - len(found), np.inf)))
         middle = [float(ordered[int(q * (len(ordered) - 1))]) for q in (0.5, 0.9)]
@@ -143,8 +158,8 @@ def delays(
 def table(found: dict[str, Any]) -> str:
     """Return the table of docs/trust.md in Markdown."""
     lines = [
-        "| shift | streams | alarms | bags of the shift before the alarm: median, 90% |",
-        "|---|---|---|---|",
+        "| bags from | shift | held-out bags | streams | alarms | bags until the alarm: median, 90% |",
+        "|---|---|---|---|---|---|",
     ]
     for row in found["streams"]:
         delay = "–"
@@ -152,7 +167,8 @@ def table(found: dict[str, Any]) -> str:
             limit = f"over {row['bags']}"
             values = [limit if row[name] is None else f"{row[name]:.0f}" for name in ("median", "ninety")]
             delay = ", ".join(values)
-        lines.append(f"| {row['shift']} | {row['streams']} | {100 * row['alarms']:.1f}% | {delay} |")
+        alarms = f"{row['streams']} | {100 * row['alarms']:.1f}%"
+        lines.append(f"| {row['pool']} | {row['shift']} | {row['held_out']} | {alarms} | {delay} |")
     return "\n".join(lines)
 
 
@@ -160,26 +176,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--raw", type=Path, required=True, help="folder with crc-tiles")
+    parser.add_argument("--raw", type=Path, help="folder with crc-tiles; without it no images are read")
     parser.add_argument("--features", type=Path, default=Path("monitor-features"))
+    parser.add_argument("--records", type=Path, default=REPO / "results" / "records")
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    scores, labels, accuracy = scores_of(features(given.raw, given.features))
-    found = {
-        "command": "python benchmarks/monitor.py --raw FOLDER",
-        "generator": GENERATOR,
-        "tiles_per_class": TILES,
-        "model": {"method": MODEL[0], **MODEL[1]},
-        "accuracy": accuracy,
-        "level": LEVEL,
-        "held_out": HELD_OUT,
-        "before": BEFORE,
-        "streams": [
-            delays(scores, labels, shift, given.streams)
-            for shift in ("none", "stain", "class mix", "encoder")
-        ],
-    }
+    found: dict[str, Any] = {"command": "python benchmarks/monitor.py", "level": LEVEL, "streams": []}
+    tested = recorded(given.records)[RECORDED]
+    pools = {f"{RECORDED}, recorded": ({"same": of_probabilities(tested.p)}, tested.labels)}
+    if given.raw is not None:
+        found["command"] += " --raw FOLDER"
+        scores, labels, accuracy = scores_of(features(given.raw, given.features))
+        pools[f"{GENERATOR} features"] = scores, labels
+        found["model"] = {"method": MODEL[0], **MODEL[1], "tiles_per_class": TILES, "accuracy": accuracy}
+    for pool, (scores, labels) in pools.items():
+        for shift in ("none", "class mix", *(name for name in scores if name != "same")):
+            found["streams"].append({"pool": pool, **delays(scores, labels, shift, given.streams)})
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if given.out == RESULTS:
