@@ -116,7 +116,7 @@ def journey(out: Path, sizes: dict[str, int], epochs: int, reviews: int = 20) ->
 def evaluate(model: Path, data: Path, labels: Path, predictions: Path) -> None:
     """Predict bags and measure the predictions against their true labels."""
     mipl("predict", model, data, "--out", predictions)
-    mipl("evaluate", predictions, data, "--labels", labels)
+    mipl("evaluate", predictions, labels)
 
 
 def least_confident(decisions: Path) -> str:

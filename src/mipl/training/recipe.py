@@ -27,7 +27,7 @@ IMAGE_LR = 1e-3  # learning rate of all layers of an image encoder after the war
 
 @dataclasses.dataclass(frozen=True)
 class Recipe(Settings):
-    """All settings of training that do not belong to a method: 13."""
+    """All settings of training that do not belong to a method: 14."""
 
     epochs: int = setting(100, "T, passes over the training bags", within="[1, inf)", group="optimiser")
     batch_size: int | None = setting(
