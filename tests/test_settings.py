@@ -82,7 +82,7 @@ def test_the_command_line_reads_what_python_writes_and_refuses_the_same(owner, m
         ({"epochs": "5"}, "epochs = '5' must be an integer of at least 1."),
         ({"lr": 0}, "lr = 0 must be a finite number above 0."),
         ({"batch_size": 0}, "batch_size = 0 must be an integer of at least 1 or None."),
-        ({"attention": "dim"}, "attention = 'dim' must be 'dam', 'sam' or 'mam'."),
+        ({"attention": "dim"}, "attention = 'dim' must be 'dam', 'sam', 'mam', 'abmil' or 'abmil-gated'."),
         ({"trust": 2.0}, "trust = 2.0 must be a number in (0, 1] or 'estimate'."),
         ({"tau_start": 0.01}, "tau_start = 0.01 must be at least tau_min = 0.1."),
         ({"encoder": "x"}, "encoder = 'x' must be a torch Module or None."),

@@ -215,6 +215,7 @@ ARRAYS = [
 def test_writing_to_any_array_raises(given_):
     bags = Bags.from_list(**given_)
     bags = dataclasses.replace(bags, geometry=np.ones((len(bags), 4)))
+    bags = dataclasses.replace(bags, sample_weight=np.ones(len(bags)))
     for store in (bags, bags[::-1], pickle.loads(pickle.dumps(bags)), copy.deepcopy(bags), bags.packed()):
         for name in ARRAYS:
             with pytest.raises(ValueError, match="read-only"):

@@ -342,7 +342,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._check_fitted()
         widths = [net.width for net in members_of(self.network_) if isinstance(net, InstanceNetwork)]
         if not widths:
-            raise SettingError(f"{self._method_name()} has no features of bags.")
+            raise SettingError(f"{self._method_name()} has no attention network, whose features these are.")
         every = [torch.cat([each.embedding for each in outputs], dim=1) for _, outputs in self._outputs(bags)]
         return np.concatenate([np.empty((0, sum(widths))), *(rows.double().cpu().numpy() for rows in every)])
 
