@@ -25,7 +25,7 @@ def tested():
 def test_the_guarantee_holds_and_the_naive_choice_breaks_it(name, error, delta, tested):
     toys = {"flat": sequence.flat, "wavy": sequence.wavy}
     population = toys[name](error) if name in toys else tested[name].population
-    draws = 120
+    draws = 150
     share = {
         rule: sequence.violations(population, error, delta, rule=rule, n=200, draws=draws)["violated"]
         for rule in sequence.RULES
