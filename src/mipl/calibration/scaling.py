@@ -149,7 +149,7 @@ def ensemble_scaling(log_p: Floats, left_out: Bools, sets: Evidence) -> Scaling:
     each = int(left_out[:, 0].sum())
     rows = [np.flatnonzero(column) for column in left_out.T]
     unseen = log_p[np.array(rows).T, np.arange(log_p.shape[1])]  # (each, m, k)
-    repeated: Evidence = np.tile(sets, (each, 1))
+    repeated = sets[np.tile(np.arange(len(sets)), each)]
     alone = _log_temperature(unseen.reshape(-1, k), repeated, 1.0 / each)
     mean = _log_temperature(np.logaddexp.reduce(unseen, axis=0) - np.log(each), sets, 1.0)
     slope = (alone - mean) / (1.0 - each**-0.5) if each > 1 else 0.0
