@@ -63,7 +63,9 @@ class NoisyCandidatesMethod(AttentionMethod[AttentionNetwork]):
         certain = self.trust == 1 and not isinstance(table, AnnotatedLabels)
         return logits, candidates if certain else torch.ones_like(candidates), weights
 
-    def margin_classes(self, batch: BagBatch, weights: Tensor, table: PseudoLabels) -> Tensor | None:
+    def margin_classes(
+        self, batch: BagBatch, weights: Tensor, table: PseudoLabels | None = None
+    ) -> Tensor | None:
         """Return the classes of the margin (b, k) bool; None for the candidates of every bag.
 
         They are the candidates of a bag, or all other classes if most of its weight is outside its set.
