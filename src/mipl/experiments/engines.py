@@ -21,6 +21,7 @@ from mipl.experiments.runner import Job, run
 from mipl.machine import forget_peak_memory
 from mipl.records.store import Store
 from mipl.training.progress import Report, progress_bar
+from mipl.training.recipe import REGULARISATIONS
 
 ENGINES = ("local", "ray")
 ATTEMPTS = 3  # before a run whose process is killed counts as failed
@@ -87,8 +88,10 @@ def without_record(jobs: Sequence[Job]) -> list[Job]:
 
 
 def epochs_of(job: Job) -> int:
-    """Return the number of epochs that a job trains for."""
-    return int(job.spec.recipe_settings["epochs"])
+    """Return the number of epochs that a job trains for, of an ensemble those of every weight decay."""
+    settings = job.spec.recipe_settings
+    several = job.vectors and settings.get("ensemble", 1) > 1 and settings.get("weight_decay") is None
+    return int(settings["epochs"]) * (len(REGULARISATIONS) if several else 1)
 
 
 @dataclasses.dataclass(frozen=True)
