@@ -128,7 +128,8 @@ def test_every_row_read_of_a_mapped_set_is_counted(tmp_path):
     assert sum(rows) == 12 * 100
     found = mapped.train(str(tmp_path / "set.npz"), epochs=3)
     stages = found["passes_by_stage"]
-    assert stages["opening"] == stages["after"] == 0
+    assert stages["opening"] == 0
+    assert stages["after"] == 1  # the statistics of typicality, of up to 500 bags
     assert found["passes"] == pytest.approx(sum(stages.values()))
     assert 1.8 < stages["further epochs"] <= 2.0  # instance dropout leaves some of a bag's ends out
     assert 1.9 < stages["scaling and first epoch"] < 2.1

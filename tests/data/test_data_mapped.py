@@ -56,9 +56,10 @@ def test_only_the_rows_of_a_bag_are_read(file, reads):
 @pytest.mark.parametrize(
     ("ensemble", "passes"),
     [
-        (1, 1 + 2),  # scaling and digest, then one pass per epoch
+        # scaling and digest, one pass per epoch, and the statistics of typicality, of up to 500 bags
+        (1, 1 + 2 + 1),
         # with each of two weight decays two epochs and the out-of-fold predictions, then two on all bags
-        (4, 1 + 2 * (2 + 1) + 2),
+        (4, 1 + 2 * (2 + 1) + 2 + 1),
     ],
 )
 @pytest.mark.filterwarnings("ignore:The model has learned nothing")

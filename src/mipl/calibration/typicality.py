@@ -21,6 +21,7 @@ from mipl.seeding import rng_for
 Floats = npt.NDArray[np.float64]
 Stored = Mapping[str, npt.NDArray[np.float32]]
 MOST_BAGS, MOST_FEATURES, MOST_AXES = 500, 20_000, 32
+LEAST_BAGS, MOST_INSTANCES = 40, 200_000  # a small part of a set that is larger than memory
 BAGS_PER_AXIS = 4
 TINY = 1e-12
 
@@ -36,12 +37,13 @@ class TrainingFeatures:
 
     @classmethod
     def of(cls, bags: Bags) -> TrainingFeatures | None:
-        """Return the statistics of up to 500 training bags; None for a single bag or very large images."""
+        """Return the statistics of some training bags; None for a single bag or very large images."""
         d = math.prod(bags.feature_shape)
         if len(bags) < 2 or d > MOST_FEATURES:
             return None
-        rows = np.sort(rng_for("training features").permutation(len(bags))[:MOST_BAGS])
-        x = _means(bags[rows])  # (m, d)
+        drawn = rng_for("training features").permutation(len(bags))[:MOST_BAGS]
+        fitting = int((np.cumsum(bags.sizes[drawn]) <= MOST_INSTANCES).sum())
+        x = _means(bags[np.sort(drawn[: max(fitting, LEAST_BAGS)])])  # (m, d)
         mean, std = x.mean(axis=0), x.std(axis=0)
         std = np.where(std > 1e-7 * np.abs(mean) + TINY, std, 1.0)
         z = (x - mean) / std
