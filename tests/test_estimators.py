@@ -327,8 +327,13 @@ def test_labels_are_matched_by_name_where_the_order_of_classes_differs(gaussian)
 
 def test_a_model_folder_is_readable_and_holds_no_pickle(model, tmp_path):
     model.save(tmp_path / "m")
-    names = "calibration.json", "checksums.json", "model.json", "model.safetensors", "statistics.safetensors"
-    files = list(names)
+    files = [
+        "calibration.json",
+        "checksums.json",
+        "model.json",
+        "model.safetensors",
+        "statistics.safetensors",
+    ]
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == files
     info = json.loads((tmp_path / "m" / "model.json").read_text())
     assert info["method"]["name"] == "sam-cn"
