@@ -225,7 +225,7 @@ def test_writing_to_any_array_raises(given_):
                 getattr(store[0], name)[...] = 0
         with pytest.raises(dataclasses.FrozenInstanceError):
             store.labels = None
-    assert len(ARRAYS) == 11
+    assert len(ARRAYS) == 12
 
 
 @given(given_=arguments(complete=True))

@@ -29,7 +29,7 @@ NEURAL = [name for name, network in NETWORKS.items() if not isinstance(network, 
 # an export takes seconds: methods with the same layers share a graph, each with weights of its own
 LAYERS = {}
 for known in NEURAL:
-    parts = [type(getattr(NETWORKS[known], part, None)) for part in ("score", "attention", "head")]
+    parts = [repr(getattr(NETWORKS[known], part, None)) for part in ("score", "attention", "head")]
     LAYERS.setdefault(str(parts), []).append(known)
 
 

@@ -217,7 +217,7 @@ def test_a_member_estimates_the_trust_of_a_network_trained_alone():
     alone = method.build(noisy.feature_shape, noisy.k)
     alone.load_state_dict(nets[1].state_dict())
     histories, _ = train_stacked(training, nets, noisy, torch.ones(2, len(noisy)), 8)
-    history = training.run(alone, noisy, training.table(noisy), 1, 8)
+    (history,) = training.run([alone], noisy, training.table(noisy), 1, 8)
     np.testing.assert_allclose(histories[1]["trust_1"], history["trust_1"], atol=1e-3)
     np.testing.assert_allclose(histories[1]["loss"], history["loss"], rtol=2e-3)
 

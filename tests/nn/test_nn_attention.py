@@ -285,7 +285,7 @@ def test_mam_zscores_the_scores_unless_told():
 def test_unknown_names_are_refused():
     with pytest.raises(SettingError, match=r"There is no attention 'smam'\. Did you mean '[sm]am'\?"):
         make_attention("smam", WIDTH)
-    with pytest.raises(SettingError, match=r"'median'\. Known: dam, sam, mam\."):
+    with pytest.raises(SettingError, match=r"'median'\. Known: dam, sam, mam, abmil, abmil-gated\."):
         make_attention("median", WIDTH)
     with pytest.raises(SettingError, match="order = 'score' must be 'scores' or 'weights'"):
         MAM(WIDTH, order="score")

@@ -11,6 +11,7 @@ def main(argv: list[str] | None = None) -> int:
     # importing these modules registers their verbs
     from mipl.cli import (  # noqa: F401
         annotators,
+        calibrate,
         data,
         doctor,
         evaluate,
@@ -20,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
         results,
         serve,
         show,
-        trust,
+        triage,
         watch,
     )
     from mipl.cli.app import app

@@ -176,6 +176,8 @@ def _print_before_fit(classifier: Any, bags: Any) -> None:
     from mipl.estimators.plan import make_plan
     from mipl.training.checks import check_training
 
+    method, _ = classifier.parts(bags.provenance)
+    method.training_bags(bags)  # refuses votes that the method cannot use
     if (line := features_line(bags.feature_names)) is not None:
         typer.echo(line)
     with warnings.catch_warnings():

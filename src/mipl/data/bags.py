@@ -148,7 +148,7 @@ class Bags:
         known = check_classes(classes) if classes is not None else infer_classes(candidates, labels)
         return cls(
             source=np.concatenate(parts),
-            starts=_starts(sizes),
+            starts=np.cumsum(sizes) - sizes,
             sizes=sizes,
             classes=known,
             ids=np.array(names, dtype=np.str_),
@@ -259,7 +259,7 @@ class Bags:
         """Return the rows of the source that belong to the bags at ``index`` (default all), in order."""
         which = slice(None) if index is None else index
         starts, sizes = self.starts[which], self.sizes[which]
-        rows: IntArray = np.arange(sizes.sum()) + np.repeat(starts - _starts(sizes), sizes)
+        rows: IntArray = np.arange(sizes.sum()) + np.repeat(starts - np.cumsum(sizes) + sizes, sizes)
         return rows
 
     @overload
@@ -301,7 +301,7 @@ class Bags:
         return dataclasses.replace(
             self,
             source=self.source[source_rows],
-            starts=_starts(sizes),
+            starts=np.cumsum(sizes) - sizes,
             sizes=sizes,
             instance_labels=None if self.instance_labels is None else self.instance_labels[source_rows],
             coordinates=None if self.coordinates is None else self.coordinates[source_rows],
@@ -370,7 +370,7 @@ class Bags:
     # ---- internals ----------------------------------------------------------------------------------
 
     def _packed(self) -> bool:
-        return len(self.source) == self.sizes.sum() and np.array_equal(self.starts, _starts(self.sizes))
+        return len(self.source) == self.sizes.sum() and np.array_equal(self.starts, self.offsets[:-1])
 
     def _bag(self, i: int) -> Bag:
         rows = slice(int(self.starts[i]), int(self.starts[i] + self.sizes[i]))
@@ -411,9 +411,7 @@ class Bags:
                 object.__setattr__(self, field.name, view)
 
 
-PER_BAG = (
-    "starts", "sizes", "ids", "candidates", "labels", "groups", "weights", "geometry", "sample_weight",
-)  # fmt: skip
+PER_BAG = tuple("starts sizes ids candidates labels groups weights geometry sample_weight".split())
 
 
 def as_bags(bags: Any, candidates: Any = None) -> Bags:
@@ -423,18 +421,11 @@ def as_bags(bags: Any, candidates: Any = None) -> Bags:
     if isinstance(bags, Bags):
         return bags if candidates is None else bags.with_candidates(candidates)
     if getattr(bags, "ndim", 0) == 2:
-        raise DataError(
-            "A single array of instances was given: put each bag's array in a list, [array], or "
-            "make each row a bag with Bags.from_rows(array)."
-        )
+        one = "A single array of instances was given: put each bag's array in a list, [array]"
+        raise DataError(f"{one}, or make each row a bag with Bags.from_rows(array).")
     if not isinstance(bags, Iterable):
         raise DataError(f"Expected Bags or a list of arrays, not {bags!r}.")
     items = list(bags)
     if items and all(isinstance(item, Bag) for item in items):
         return Bags.from_list([bag.instances for bag in items], candidates, ids=[bag.id for bag in items])
     return Bags.from_list(items, candidates)
-
-
-def _starts(sizes: IntArray) -> IntArray:
-    starts: IntArray = np.cumsum(sizes) - sizes
-    return starts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import nn
 
-import mipl
 from mipl.annotators import Estimate
 from mipl.calibration.model import Calibration
 from mipl.calibration.scaling import log_sum
@@ -25,12 +23,13 @@ from mipl.calibration.typicality import TrainingFeatures
 from mipl.data.bags import Bags, as_bags
 from mipl.data.batch import BagBatch, BagLoader
 from mipl.data.candidates import label_array
-from mipl.errors import DataError, MiplError, SettingError, StorageError, suggest
+from mipl.errors import DataError, MiplError, SettingError, suggest
+from mipl.estimators.storage import load_model, save_model
 from mipl.methods import METHODS, Method
 from mipl.nn.aggregators import MakeModule
 from mipl.nn.encoders import Standardize
-from mipl.nn.network import BagNetwork, Ensemble, InstanceNetwork, Output, members_of
-from mipl.registry import plain, portable, portable_settings, restored, settings_of, without_removed
+from mipl.nn.network import BagNetwork, InstanceNetwork, Output, members_of
+from mipl.registry import settings_of
 from mipl.seeding import seed_for
 from mipl.training.checks import (
     Parameters,
@@ -45,7 +44,6 @@ from mipl.training.checks import (
 from mipl.training.crossfit import mean_log_proba, predictor
 from mipl.training.distributed import FabricGroup, ProcessGroup, device_named
 from mipl.training.fit import Build, Fitted, fit_network, regularisations
-from mipl.training.model_folder import ModelFolder, write_model
 from mipl.training.progress import Report, progress_bar
 from mipl.training.recipe import RECIPE_VERSION, Recipe, make_recipe
 from mipl.training.scaling import fit_scaling
@@ -387,35 +385,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         An older model is replaced in one step. The device is not saved: :meth:`load` chooses one.
         """
         self._check_fitted()
-        own = self.get_params(deep=False)
-        own["random_state"] = drawn_seed(self.random_state, self.seed_)
-        params = {
-            name: portable(plain(value)) for name, value in own.items() if name not in ("encoder", "device")
-        }
-        if params.get("training") is not None:
-            params["training"] = dataclasses.asdict(params["training"])
-        info = {
-            "class": type(self).__name__,
-            "params": params,
-            "custom_encoder": self.encoder is not None,
-            "custom_aggregator": callable(getattr(self.method_, "aggregator", None)),
-            "method": {"name": self._method_name(), **portable_settings(self.method_)},
-            "recipe": {"name": self.recipe, **dataclasses.asdict(self.recipe_)},
-            "recipe_version": self.recipe_version_,
-            "classes": self.classes_.tolist(),
-            "feature_shape": list(self.feature_shape_),
-            "seed": self.seed_,
-            "trained_on": self.trained_on_,
-            "history": self.history_,
-            "out_of_fold": self.out_of_fold_,
-            "versions": mipl.versions(),
-        }
-        statistics: dict[str, NDArray[np.float32]] = {}
-        if self.out_of_fold_log_proba_ is not None:
-            statistics["out_of_fold_log_proba"] = self.out_of_fold_log_proba_
-        if self.training_features_ is not None:
-            statistics |= self.training_features_.to_arrays()
-        write_model(Path(folder), info, self.network_, self.calibration_, statistics)
+        save_model(self, Path(folder))
 
     @classmethod
     def load(
@@ -430,50 +400,9 @@ class BagClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         ``device``: where to predict: auto, cpu or cuda, wherever the model was trained.
         """
-        stored = ModelFolder.read(Path(folder))
-        info = stored.info
-        if info.get("custom_encoder") and encoder is None:
+        model = load_model(Path(folder), encoder, aggregator, device)
+        if not isinstance(model, cls):
             raise SettingError(
-                f"{folder} was trained with an encoder of its own: pass it again, load(…, encoder=module)."
+                f"{folder} holds a {type(model).__name__}, not a {cls.__name__}: use mipl.load."
             )
-        own: dict[str, Any] = {}
-        if info.get("custom_aggregator"):
-            if aggregator is None:
-                raise SettingError(
-                    f"{folder} was trained with an aggregator of its own, {info['method']['aggregator']}: "
-                    "pass it again, load(…, aggregator=…)."
-                )
-            own = {"aggregator": aggregator}
-        try:
-            from mipl.estimators.cdl import stored_classifier  # a subclass of this one
-
-            params = without_removed(METHODS[info["method"]["name"]].cls, info["params"])
-            model = stored_classifier(info["class"], {**params, **own, "encoder": encoder, "device": device})
-            if not isinstance(model, cls):
-                raise SettingError(f"{folder} holds a {info['class']}, not a {cls.__name__}: use mipl.load.")
-            model.classes_ = np.array(info["classes"])
-            model.feature_shape_ = tuple(int(side) for side in info["feature_shape"])
-            model.history_, model.seed_, model.trained_on_ = info["history"], info["seed"], info["trained_on"]
-            model.out_of_fold_, model.recipe_version_ = info.get("out_of_fold"), info.get("recipe_version", 1)
-            model.method_ = restored(METHODS[info["method"]["name"]].cls, {**info["method"], **own})
-            model.recipe_ = restored(Recipe, info["recipe"])
-            networks = [
-                model.method_.build(model.feature_shape_, len(model.classes_), copy.deepcopy(encoder))
-                for _ in range(model.recipe_.ensemble)
-            ]
-            model.network_ = Ensemble(networks) if len(networks) > 1 else networks[0]
-            stored.restore(model.network_)
-            model.calibration_ = stored.calibration(len(model.classes_))
-            statistics = stored.statistics()
-            model.out_of_fold_log_proba_ = statistics.get("out_of_fold_log_proba")
-            if "mean" in statistics:
-                d = math.prod(model.feature_shape_)
-                model.training_features_ = TrainingFeatures.from_arrays(statistics, d)
-        except (KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
-            if isinstance(error, MiplError):
-                raise
-            raise StorageError(
-                f"{folder} is damaged or incomplete ({type(error).__name__}: {error})."
-            ) from error
-        model.network_.eval().to(device_named(device))
         return model
