@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import mipl
 from mipl import make_classifier
 from mipl.cli import main
-from mipl.data.bags import Bag, Bags
+from mipl.data.bag import Bag
+from mipl.data.bags import Bags
 from mipl.data.geometry import placement
 from mipl.data.images.patches import patch_grid
 from mipl.data.sources import Source

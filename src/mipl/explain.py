@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from mipl.data.bags import Bag, Bags
+from mipl.data.bag import Bag
+from mipl.data.bags import Bags
 from mipl.data.geometry import placement
 from mipl.errors import DataError, listed
 from mipl.estimators import BagClassifier

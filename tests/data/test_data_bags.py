@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from random_bags import arguments, assert_is, assert_same, expected, many
 from sklearn.model_selection import train_test_split
 
-from mipl.data.bags import Bag, Bags, as_bags
+from mipl.data.bag import Bag
+from mipl.data.bags import Bags, as_bags
 from mipl.errors import DataError
 
 quick = settings(deadline=None, max_examples=60)

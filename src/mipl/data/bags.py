@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mipl.data.annotations import select_votes
+from mipl.data.bag import Array, Bag
 from mipl.data.candidates import (
     NO_CANDIDATES,
     BoolArray,
@@ -38,25 +39,6 @@ from mipl.data.validation import (
     weight_array,
 )
 from mipl.errors import DataError, counted
-
-Array = NDArray[Any]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Bag:
-    """One bag: instances (n, …) with labels and metadata; the label is an index into the classes."""
-
-    id: str
-    instances: Array  # (n, *feature_shape)
-    candidates: BoolArray | None = None  # (k,)
-    label: int | None = None
-    instance_labels: IntArray | None = None  # (n,), −1: none of the classes
-    coordinates: Array | None = None  # (n, c)
-    group: str | None = None
-    geometry: Array | None = None  # (4,) width and height of a patch and of the image; NaN: unknown
-
-    def __len__(self) -> int:
-        return len(self.instances)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -411,7 +393,9 @@ class Bags:
                 object.__setattr__(self, field.name, view)
 
 
-PER_BAG = tuple("starts sizes ids candidates labels groups weights geometry sample_weight".split())
+PER_BAG = (
+    "starts", "sizes", "ids", "candidates", "labels", "groups", "weights", "geometry", "sample_weight",
+)  # fmt: skip
 
 
 def as_bags(bags: Any, candidates: Any = None) -> Bags:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mipl.data.bags import Bag
+from mipl.data.bag import Bag
 from mipl.errors import DataError
 
 Floats = npt.NDArray[np.float64]

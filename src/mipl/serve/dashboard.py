@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mipl.calibration.model import check_unseen, truth_of
-from mipl.data.bags import Bag, Bags
+from mipl.data.bag import Bag
+from mipl.data.bags import Bags
 from mipl.data.formats.table import label_fields
 from mipl.data.geometry import placement
 from mipl.data.splits import one_per_group
