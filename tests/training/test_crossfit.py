@@ -36,6 +36,11 @@ from mipl.training.recipe import REGULARISATIONS, make_recipe
 from mipl.training.signal import ENOUGH, signal_score
 from mipl.training.trainer import Training
 
+STACKED = [  # trained as one: a loss of logits alone, and known layers
+    name
+    for name in METHODS
+    if METHODS[name].cls.logits_alone and can_be_member(METHODS[name].make().build((5,), 3))
+]
 FAST = {"ensemble": 2, "epochs": 6}  # two networks predict, four are cross-fitted
 pytestmark = pytest.mark.filterwarnings("ignore:The model has learned nothing")  # a few epochs
 
@@ -98,9 +103,7 @@ def test_a_member_does_not_learn_from_what_it_leaves_out(name):
     assert not torch.equal(flat(first[1]), flat(second[1]))
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in METHODS if can_be_member(METHODS[name].make().build((5,), 3))]
-)
+@pytest.mark.parametrize("name", STACKED)
 def test_a_stacked_member_is_the_network_trained_alone(name):
     """With all bags and without dropout, against the loop of a single network: parameters and history."""
     bags = gaussian_bags(40, k=4)
