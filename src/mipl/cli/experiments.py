@@ -43,7 +43,7 @@ def demo(
     errors = Console(stderr=True)
     if not as_json:
         errors.print(
-            "Training a network three ways, and an ensemble of eight, on digits-mipl-noisy "
+            "Training a network three ways, and an ensemble of four, on digits-mipl-noisy "
             "(250 bags, 5 classes, 2 false positives per bag) …"
         )
     rows, page = run_demo(out, folds, jobs)

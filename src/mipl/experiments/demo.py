@@ -45,7 +45,7 @@ VARIANTS = (
     Variant("Linear head + CDL", "plain logits, calibratable disambiguation loss (SAM-CN)", "sam-cn", {}),
     Variant(
         "Ensemble + CDL",
-        "the default of mipl fit: eight such networks, calibrated by their candidate sets alone",
+        "the default of mipl fit: four such networks, calibrated by candidate sets alone",
         "sam-cn",
         {"ensemble": 8},
     ),
