@@ -67,7 +67,7 @@ class Course:
         return max(self.evidence, key=lambda name: self.evidence[name][at])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result for JSON; the course of every bag is in the CSV."""
+        """Return the result for JSON; the evidence after each bag is in the CSV."""
         at = -1 if self.alarm is None else self.alarm
         return {
             "bags": len(self.combined),
